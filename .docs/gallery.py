@@ -40,13 +40,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "studies/sweep.py": ("studies/results/sweep.png", 1),
     "studies/when_priorities_help.py": ("studies/results/when_priorities_help.png", 1),
 }
-PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments
-    "agents/dqn.py": ("--out", "."),
-    "agents/sac.py": ("--out", "."),
-    "agents/minatar.py": (),
-    "agents/multi_device.py": ("--devices", "4", "--out", "."),
-    "agents/sebulba.py": ("--out", "."),
-}
+PROGRAMS = tuple(f"agents/{name}.py" for name in ("dqn", "sac", "minatar", "multi_device", "sebulba"))
 NOTEBOOKS = {"looking_inside": 1}  # the number of the output to show
 BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"
 Names = dict[str, Any]  # that a recipe binds
@@ -154,7 +148,7 @@ def small(figure: pathlib.Path | io.BytesIO, name: str, share: float = 1) -> Non
 
 def of_program(name: str, folder: pathlib.Path) -> pathlib.Path:
     """The figure that a program makes."""
-    command = [sys.executable, str(ROOT / "examples" / name), *PROGRAMS[name]]
+    command = [sys.executable, str(ROOT / "examples" / name)]
     subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
     (figure,) = folder.glob(f"{pathlib.Path(name).stem}*.png")
     return figure

@@ -3,15 +3,13 @@
 import ast
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-SHARE = {"experiment", "dqn", "levels", "multi_device", "rlpd", "sac", "sebulba"}  # not one file yet
-AGENTS = [path for path in sorted((ROOT / "examples/agents").glob("*.py")) if path.stem not in SHARE]
+AGENTS = sorted((ROOT / "examples/agents").glob("*.py"))
 PACKAGES = {"jaxreplay", "jax", "flax", "optax", "numpy", "matplotlib", "tqdm", "gymnax", "gymnasium"}
 LONG = {"r2d2", "levels", "sebulba"}  # may have 200 lines, the others 150
 
@@ -47,11 +45,18 @@ def test_an_agent_is_one_short_file(path):
     assert options == ["--seed", "--seeds", "--short"]
 
 
+TWO = ("DEVICES, PROCESSES = 4, 1\n", "DEVICES, PROCESSES = 4, 2\n")
+CASES = {path.stem: (path, ("", "")) for path in AGENTS}
+CASES["multi_device in two processes"] = ROOT / "examples/agents/multi_device.py", TWO
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.stem)
-def test_an_agent_copied_alone_runs(path, tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_an_agent_copied_alone_runs(case, tmp_path):
     pytest.importorskip("gymnax")
-    shutil.copy(path, tmp_path)
+    path, (old, new) = CASES[case]
+    assert old in path.read_text()
+    (tmp_path / path.name).write_text(path.read_text().replace(old, new))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
     installed = [sys.executable, "-c", "import jaxreplay"]
     if subprocess.run(installed, cwd=tmp_path, env=environment, capture_output=True).returncode:  # a checkout alone

@@ -10,7 +10,7 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/assets/gallery"
 PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
-HELPERS = {"agents/experiment.py", "studies/experiment.py", "studies/agents.py"}
+HELPERS = {"studies/experiment.py", "studies/agents.py"}
 WITHOUT = {"studies/time_limit.py"}  # it prints, and draws nothing
 
 
@@ -27,6 +27,17 @@ def shown():
     pictures = [re.findall(r"!\[[^\]]+\]\(assets/gallery/([^)]*)\)", card) for card in cards]
     assert len(set(programs)) == len(programs)
     return dict(zip(programs, pictures, strict=True))
+
+
+def test_captions_have_the_environment_and_the_seeds_of_the_program():
+    found = re.findall(r"`python examples/((?:agents|studies)/\w+\.py)`: ([^,]+,.*?) ?(\d+)&nbsp;seeds, (.+)\n", PAGE)
+    assert {program for program, *_ in found} == {x for x in shown() if x.startswith(("agents/", "studies/"))}
+    for program, environment, seeds, times in found:
+        source = (ROOT / "examples" / program).read_text()
+        default = re.search(r'"--seeds", type=int, default=(\d+)|add_experiment\(seeds=(\d+)', source)[0]
+        assert default.endswith(f"={seeds}"), program
+        assert environment
+        assert re.fullmatch(r"\d+&nbsp;s|minutes", times)
 
 
 def test_every_notebook_example_and_recipe_is_shown():

@@ -25,6 +25,7 @@ REASONS = {
     "test_learning.py::test_values_under_a_time_limit": DEAR,
     "test_learning.py::test_sac_trains": DEAR,
     "test_learning.py::test_sac_learns_with_per": DEAR,
+    "test_learning.py::test_sac_priorities": DEAR,
     "test_temporaries.py::test_temporary_memory_does_not_grow_with_capacity": DEAR,
     "test_temporaries.py::test_temporary_memory_does_not_grow_with_the_length_of_streams": DEAR,
     "test_temporaries.py::test_pools_of_a_million_tasks_are_not_copied": DEAR,

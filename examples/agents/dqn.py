@@ -1,159 +1,142 @@
-"""Double DQN with prioritized 3-step replay, several seeds at once, all of training inside one jitted scan.
+"""Double DQN with prioritized 3-step replay on CartPole-v1, several seeds in one program.
 
 pip install -e '.[examples]'
-python examples/agents/dqn.py              # prioritized replay, 8 seeds
-python examples/agents/dqn.py --uniform    # the same agent with uniform replay
-python examples/agents/dqn.py --short      # a few seconds, to see that it runs
+python examples/agents/dqn.py           # 8 seeds, half a minute on two CPU cores; draws dqn.png
+python examples/agents/dqn.py --short   # a few seconds, to see that it runs
 """
 
 import argparse
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
 import optax
-from experiment import Parser, integer, run, summarize
 from flax import struct
+from tqdm import tqdm
 
 import jaxreplay as jr
 
-CAPACITY = 2**15
-LAST_EPISODES = 20  # a seed's return is the mean over this many training episodes
-SOLVED = 450
+PRIORITIZED = True
+NUM_ENVS = 16  # of each seed; a step advances all of them, and makes one update
+WARMUP, STEPS, INTERVAL = 100, 15_500, 310
+CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
+LAST = 20  # episodes of a mean return
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Static settings. One step advances each of a seed's environments once, and makes one update."""
-
-    buffer: Any  # has the methods init, add, sample and update of jr.ReplayBuffer
-    steps: int
-    num_envs: int = 16
-    n: int = 3
-    warmup: int = 100  # steps with random actions before the first update
-    intervals: int = 50  # progress reports
-    batch_size: int = 128
-    gamma: float = 0.99
-    width: int = 128
-    learning_rate: float = 2e-3
-    target_rate: float = 0.02
-    epsilon: float = 0.01
-    exploration: float = 0.1  # fraction of the steps in which epsilon falls from 1
-
-
-def of_actions(values: jax.Array, actions: jax.Array) -> jax.Array:
-    """Values [B] of the given actions [B], from the values of all actions [B, num_actions]."""
-    return jnp.take_along_axis(values, actions[:, None], axis=1)[:, 0]
+env, _ = gymnax.make("CartPole-v1")
+hidden = [nn.Dense(128), nn.relu, nn.Dense(128), nn.relu]
+network = nn.Sequential([lambda obs: obs.reshape(len(obs), -1), *hidden, nn.Dense(env.num_actions)])
+optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
+epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
+# Beta rises with the updates: the weights correct all of the bias once the values settle.
+prioritized = jr.Prioritized(alpha=0.6, beta=optax.linear_schedule(0.4, 1.0, STEPS))
+buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=prioritized if PRIORITIZED else jr.Uniform())
+tracer = jr.NStep(n=N, gamma=GAMMA, num_envs=NUM_ENVS)
 
 
 @struct.dataclass
 class State:
     env: Any
-    obs: jax.Array  # [num_envs, ...]
-    episode_return: jax.Array  # [num_envs]
+    obs: jax.Array  # [NUM_ENVS, ...]
+    total: jax.Array  # [NUM_ENVS], return of the present episode
     tracer: jr.transitions.NStepState
-    buffer: jr.buffers.ReplayState
+    buffer: Any
     params: Any
     target_params: Any
     opt: optax.OptState
     key: jax.Array
 
 
-def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Callable, Callable]:
-    """The agent of one seed as three pure functions: init, act, learn."""
-    hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
-    network = nn.Sequential([lambda obs: obs.reshape(len(obs), -1), *hidden, nn.Dense(env.num_actions)])
-    optimizer = optax.adam(optax.linear_schedule(config.learning_rate, 0.0, config.steps))
-    tracer = jr.NStep(n=config.n, gamma=config.gamma, num_envs=config.num_envs)
-    buffer = config.buffer
-
-    def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
-        keys = jax.random.split(key, config.num_envs)
-        step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
-        next_obs, env_state, reward, terminated, truncated, info = step(keys, env_state, action, env_params)
-        # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
-        return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
-
-    def init(key: jax.Array) -> State:
-        key, params_key, env_key = jax.random.split(key, 3)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
-        params = network.init(params_key, obs)
-        actions = jnp.zeros(config.num_envs, jnp.int32)
-        _, _, step = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # only shapes
-        tracer_state, buffer_state = tracer.init(*step), buffer.init(tracer.spec(*step))
-        zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
-        return State(env_state, obs, zeros, tracer_state, buffer_state, params, params, opt, key)
-
-    def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """The state after one step, and the returns [num_envs] of the episodes that ended, NaN where none did."""
-        key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
-        greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
-        random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
-        action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
-
-        env_state, obs, step = step_envs(env_key, state.env, state.obs, action)
-        tracer_state, batch, _ = tracer.add(state.tracer, *step)
-        buffer_state = buffer.add(state.buffer, batch)
-
-        _, _, reward, terminated, truncated, _ = step
-        done, total = terminated | truncated, state.episode_return + reward
-        state = state.replace(env=env_state, obs=obs, tracer=tracer_state, buffer=buffer_state, key=key)
-        return state.replace(episode_return=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
-
-    def learn(state: State) -> State:
-        """One update from one batch of replay."""
-        key, sample_key = jax.random.split(state.key)
-        sample = buffer.sample(state.buffer, sample_key, config.batch_size)
-        batch = sample.items
-        best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
-        target = batch.Rn + batch.In * of_actions(network.apply(state.target_params, batch.S_next), best)
-
-        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
-            td_errors = target - of_actions(network.apply(params, batch.S), batch.A)
-            return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
-
-        grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
-        buffer_state = buffer.update(state.buffer, sample.indices, td_errors)
-        updates, opt = optimizer.update(grads, state.opt)
-        params = optax.apply_updates(state.params, updates)
-        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
-        return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
-
-    return init, act, learn
+def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
+    keys = jax.random.split(key, NUM_ENVS)
+    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, action)
+    # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
+    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
 
 
-def make_buffer(per: bool, steps: int) -> jr.ReplayBuffer:
-    """A prioritized or uniform replay buffer. Beta anneals to 1 in `steps` updates."""
-    beta = optax.linear_schedule(0.4, 1.0, steps)
-    return jr.ReplayBuffer(capacity=CAPACITY, sampler=jr.Prioritized(alpha=0.6, beta=beta) if per else jr.Uniform())
+def init(key: jax.Array) -> State:
+    key, params_key, env_key = jax.random.split(key, 3)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
+    params = network.init(params_key, obs)
+    *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
+    replay = tracer.init(*row), buffer.init(tracer.spec(*row))  # only shapes matter
+    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, params, params, optimizer.init(params), key)
 
 
-def parse_args() -> tuple[argparse.Namespace, Config]:
-    parser = Parser("Double DQN on CartPole-v1, several seeds in one jitted scan.")
-    parser.add_experiment(seeds=8)
-    parser.add_count("steps", "environment steps per seed", 250_000, 8_000)
-    draws = parser.add_mutually_exclusive_group()
-    draws.add_argument("--per", action="store_true", default=True, help="prioritized replay (the default)")
-    draws.add_argument("--uniform", dest="per", action="store_false", help="uniform replay")
-    parser.add_argument("--num-envs", type=integer(1, CAPACITY), default=Config.num_envs, help="per seed (16)")
-    parser.add_argument("--n", type=integer(1, Config.warmup), default=Config.n, help="steps in a return (3)")
-    args = parser.parse()
-    steps = parser.learning_steps(args.steps, args.num_envs, Config)
-    return args, Config(buffer=make_buffer(args.per, steps), steps=steps, num_envs=args.num_envs, n=args.n)
+def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
+    """The state after one step, and the returns [NUM_ENVS] of the episodes that ended, NaN where none did."""
+    key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
+    greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
+    random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
+    action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
+    env_state, obs, row = interact(env_key, state.env, state.obs, action)
+    # The transition of three steps ago is complete now. The batch marks the rows that are not valid.
+    tracing, batch, _ = tracer.add(state.tracer, *row)
+    replay = buffer.add(state.buffer, batch)
+    _, _, reward, terminated, truncated, _ = row
+    done, total = terminated | truncated, state.total + reward
+    state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
+    return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
 
 
-def main() -> None:
-    args, config = parse_args()
-    name = "prioritized" if args.per else "uniform"
-    returns, timing = run(make_agent(config, *gymnax.make("CartPole-v1")), config, args)
+def learn(state: State) -> State:
+    key, sample_key = jax.random.split(state.key)
+    sample = buffer.sample(state.buffer, sample_key, BATCH)
+    batch, rows = sample.items, jnp.arange(BATCH)
+    best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
+    # In is gamma^3, or less at the end of an episode: 0 if it terminated, and not at a time limit.
+    target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
 
-    path, title = args.out / f"dqn_{name}.png", f"CartPole-v1, {args.n}-step double DQN, {name} replay"
-    summarize(path, title, name, returns, timing, last_episodes=LAST_EPISODES, goal=SOLVED, ylim=(0, 520))
+    def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+        td_errors = target - network.apply(params, batch.S)[rows, batch.A]
+        return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
+
+    grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
+    # New priorities. An index of an item that was overwritten since names nothing.
+    replay = buffer.update(state.buffer, sample.indices, td_errors)
+    updates, opt = optimizer.update(grads, state.opt)
+    params = optax.apply_updates(state.params, updates)
+    target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
+    return state.replace(buffer=replay, params=params, target_params=target_params, opt=opt, key=key)
+
+
+def begin(key: jax.Array) -> State:
+    return jax.lax.scan(lambda state, _: (act(state, 1.0)[0], None), init(key), length=WARMUP)[0]
+
+
+def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
+    state, returns = act(state, epsilon(t))
+    return learn(state), returns
+
+
+def main() -> np.ndarray:
+    """Learning curves [seeds, intervals]."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds (8)")
+    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    args = parser.parse_args()
+    seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
+
+    states = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(args.seed), seeds))
+    train = jax.jit(lambda states, t: jax.lax.scan(jax.vmap(step, in_axes=(0, None)), states, t), donate_argnums=0)
+    curves, episodes = [], [[] for _ in range(seeds)]
+    for t in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):
+        states, returns = train(states, t + jnp.arange(INTERVAL))  # [INTERVAL, seeds, NUM_ENVS]
+        for seed, x in enumerate(np.swapaxes(returns, 0, 1)):
+            episodes[seed].extend(x[~np.isnan(x)])
+        curves.append([np.mean(x[-LAST:]) for x in episodes])
+    curves = np.transpose(curves)
+
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    axes.set(title="CartPole-v1, 3-step double DQN", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
+    figure.savefig("dqn.png", dpi=150)
+    print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
+    return curves
 
 
 if __name__ == "__main__":

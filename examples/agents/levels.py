@@ -1,7 +1,7 @@
 """Prioritized level replay in a grid world: an agent that is trained on random levels, most of them of little use.
 
 pip install -e '.[examples]'
-python examples/agents/levels.py           # random levels, level replay and ACCEL, in one jitted program
+python examples/agents/levels.py           # 32 seeds, a minute on two CPU cores; draws levels.png
 python examples/agents/levels.py --short   # a few seconds, to see that it runs
 
 A level has walls, a start and a goal, in a grid of 11 x 11 cells. Its share of walls is uniform from 0 to 1. So most
@@ -9,11 +9,11 @@ levels have no path to the goal, and many others have few walls. The agent sees 
 of the goal and its own last move. It is tested on fixed levels that it never trains on: mazes, in which one path leads
 from each cell to each other, and random levels that have a path.
 
-Each update plays 32 levels and trains with PPO (Schulman et al. 2017). The ways to choose the levels:
+Each update plays 32 levels and trains with PPO (Schulman et al. 2017). `METHOD` chooses the levels:
 
 - random: new random levels each time.
 - PLR: half of the time levels from `jr.Levels`, by their score (Jiang et al. 2021, Prioritized Level Replay). The score
-  is the mean absolute advantage (L1, of that paper), or the positive value loss.
+  is the mean absolute advantage (L1, of that paper), or the positive value loss; see `SCORE`.
 - robust PLR: the same, but new levels are only scored, and the agent learns from replayed levels alone (Jiang et al.
   2021, Replay-Guided Adversarial Environment Design).
 - ACCEL: robust PLR, and after each replay the replayed levels with some cells changed (Parker-Holder et al. 2022).
@@ -29,63 +29,32 @@ same. The papers train more than a hundred times as long, and with memory.
 """
 
 import argparse
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from experiment import Parser, plot_mean, report
 from flax import struct
-from matplotlib.figure import Figure
+from tqdm import tqdm
 
 import jaxreplay as jr
 
+METHOD = "PLR"  # or "random", "robust PLR", "ACCEL"
+SCORE = "L1"  # or "positive"
+UPDATES, INTERVAL = 600, 50
+BATCH, STEPS = 32, 64  # levels of an update, and steps; a level starts again when its goal is reached
 SIZE, SIGHT = 11, 2  # cells of a side, and how far the agent sees
+WIDTH, EPOCHS, MINIBATCHES = 64, 2, 4
+GAMMA, GAE, CLIP, ENTROPY = 0.97, 0.95, 0.2, 0.01
+EDITS = 6  # cells that ACCEL changes
+TESTS = 64  # levels of either kind
+
 MOVES = jnp.array([(-1, 0), (0, 1), (1, 0), (0, -1)], jnp.int32)
-INTERVALS = 12  # tests, with as many updates between two
-LEVELS = jr.Levels(capacity=512, temperature=1.0, staleness=0.3, replay_probability=0.5, min_filled=0.5)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the training, the same for all ways to choose levels."""
-
-    updates: int
-    batch: int = 32  # levels per update
-    steps: int = 64  # per update; a level starts again when its goal is reached
-    width: int = 64
-    epochs: int = 2
-    minibatches: int = 4
-    learning_rate: float = 1e-3
-    gamma: float = 0.97
-    gae: float = 0.95
-    clip: float = 0.2
-    entropy: float = 0.01
-    edits: int = 6
-
-
-@struct.dataclass
-class Method:
-    """A way to choose levels: bools, traced, so that one program trains with all of them."""
-
-    replays: Any  # draws levels from the buffer
-    learns_from_new: Any  # also trains on levels that were not drawn
-    edits: Any  # changes levels after they were replayed
-    absolute: Any  # scores by the absolute advantage, not by its positive part
-
-
-METHODS = {
-    "random": Method(False, True, False, True),
-    "PLR, L1": Method(True, True, False, True),
-    "PLR, positive": Method(True, True, False, False),
-    "robust PLR, L1": Method(True, False, False, True),
-    "ACCEL, L1": Method(True, False, True, True),
-}
-COLORS = dict(zip(METHODS, ("tab:gray", "tab:blue", "tab:cyan", "tab:orange", "tab:green"), strict=True))
+levels = jr.Levels(capacity=512, temperature=1.0, staleness=0.3, replay_probability=0.5, min_filled=0.5)
+optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3))
 
 
 @struct.dataclass
@@ -120,16 +89,16 @@ def random_level(key: jax.Array) -> Level:
     return clear((walls < share).reshape(SIZE, SIZE), *cells)
 
 
-def edit(key: jax.Array, level: Level, edits: int) -> Level:
-    """The level with `edits` random cells changed, from wall to free or back."""
-    y, x = (SIZE * jax.random.uniform(key, (2, edits))).astype(jnp.int32)
+def edit(key: jax.Array, level: Level) -> Level:
+    """The level with some random cells changed, from wall to free or back."""
+    y, x = (SIZE * jax.random.uniform(key, (2, EDITS))).astype(jnp.int32)
     return clear(level.walls.at[y, x].set(~level.walls[y, x]), level.start, level.goal)
 
 
-def mazes(count: int) -> Level:
+def mazes() -> Level:
     """Mazes with one path between any two cells, made by a random depth-first search; start and goal are random."""
     rng, levels = np.random.default_rng(0), []
-    for _ in range(count):
+    for _ in range(TESTS):
         walls = np.ones((SIZE, SIZE), bool)
         stack = [tuple(2 * rng.integers(0, (SIZE + 1) // 2, 2))]
         walls[stack[0]] = False
@@ -163,10 +132,10 @@ def path_length(level: Level) -> jax.Array:
     return jax.lax.scan(spread, (reached, jnp.int32(0)), jnp.arange(1, SIZE**2, dtype=jnp.int32))[0][1]
 
 
-def random_levels_with_path(count: int) -> Level:
-    levels = jax.vmap(random_level)(jax.random.split(jax.random.key(0), 8 * count))
-    with_path = np.flatnonzero(jax.vmap(path_length)(levels))[:count]
-    return jax.tree.map(lambda x: x[with_path], levels)
+def random_levels_with_path() -> Level:
+    found = jax.vmap(random_level)(jax.random.split(jax.random.key(0), 8 * TESTS))
+    with_path = np.flatnonzero(jax.vmap(path_length)(found))[:TESTS]
+    return jax.tree.map(lambda x: x[with_path], found)
 
 
 def observe(level: Level, position: jax.Array, move: jax.Array) -> jax.Array:
@@ -180,196 +149,152 @@ def observe(level: Level, position: jax.Array, move: jax.Array) -> jax.Array:
 class Network(nn.Module):
     """Logits of the moves and the value of a position."""
 
-    width: int
-
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         for _ in range(2):
-            obs = nn.relu(nn.Dense(self.width)(obs))
+            obs = nn.relu(nn.Dense(WIDTH)(obs))
         return nn.Dense(len(MOVES), kernel_init=nn.initializers.zeros)(obs), nn.Dense(1)(obs)[..., 0]
 
 
-def make_train(config: Config, test: dict[str, Level]) -> Any:
-    """A function of a key and a `Method`: a log of arrays [intervals]."""
-    network, levels = Network(config.width), LEVELS
-    adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(config.learning_rate))
-
-    def play(params: Any, played: Level, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Rows [steps, batch] of the levels, and the values [batch] of the last positions."""
-
-        def step(carry: tuple, key: jax.Array) -> tuple[tuple, dict[str, jax.Array]]:
-            position, last_move = carry
-            obs = jax.vmap(observe)(played, position, last_move)
-            logits, value = network.apply(params, obs)
-            move = jax.random.categorical(key, logits)
-            target = jnp.clip(position + MOVES[move], 0, SIZE - 1)
-            blocked = jax.vmap(lambda walls, at: walls[at[0], at[1]])(played.walls, target)
-            position = jnp.where(blocked[:, None], position, target)
-            solved = jnp.all(position == played.goal, axis=-1)
-            log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), move[:, None], axis=-1)[:, 0]
-            row = {"obs": obs, "move": move, "value": value, "solved": solved, "log_prob": log_prob}
-            position = jnp.where(solved[:, None], played.start, position)
-            return (position, jnp.where(solved, len(MOVES), move)), row
-
-        first = played.start, jnp.full(len(played.start), len(MOVES))
-        (position, move), rows = jax.lax.scan(step, first, jax.random.split(key, config.steps))
-        return rows, network.apply(params, jax.vmap(observe)(played, position, move))[1]
-
-    def advantages(rows: dict[str, jax.Array], last_value: jax.Array) -> jax.Array:
-        """Generalized advantages [steps, batch]. The reward of the goal is 1."""
-
-        def back(carry: tuple, row: tuple) -> tuple[tuple, jax.Array]:
-            advantage, next_value = carry
-            value, solved = row
-            error = solved + config.gamma * next_value * (1 - solved) - value
-            advantage = error + config.gamma * config.gae * (1 - solved) * advantage
-            return (advantage, value), advantage
-
-        rows = rows["value"], rows["solved"].astype(jnp.float32)
-        return jax.lax.scan(back, (jnp.zeros_like(last_value), last_value), rows, reverse=True)[1]
-
-    def learn(params: Any, opt: optax.OptState, rows: Any, advantage: jax.Array, key: jax.Array) -> tuple:
-        rows = {**rows, "advantage": advantage, "target": advantage + rows["value"]}
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-
-        def loss(params: Any, row: dict[str, jax.Array]) -> jax.Array:
-            logits, value = network.apply(params, row["obs"])
-            log_probs = jax.nn.log_softmax(logits)
-            ratio = jnp.exp(jnp.take_along_axis(log_probs, row["move"][:, None], axis=-1)[:, 0] - row["log_prob"])
-            gain = (row["advantage"] - row["advantage"].mean()) / (row["advantage"].std() + 1e-5)
-            clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
-            entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
-            errors = optax.huber_loss(value, row["target"])
-            return -jnp.minimum(ratio * gain, clipped * gain).mean() + errors.mean() - config.entropy * entropy
-
-        def minibatch(carry: tuple, rows: Any) -> tuple[tuple, None]:
-            params, opt = carry
-            updates, opt = adam.update(jax.grad(loss)(params, rows), opt)
-            return (optax.apply_updates(params, updates), opt), None
-
-        def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
-            order = jax.random.permutation(key, len(rows["move"])).reshape(config.minibatches, -1)
-            return jax.lax.scan(lambda carry, k: minibatch(carry, jax.tree.map(lambda x: x[k], rows)), carry, order)
-
-        return jax.lax.scan(epoch, (params, opt), jax.random.split(key, config.epochs))[0]
-
-    def update(method: Method, state: State, key: jax.Array) -> State:
-        keys = jax.random.split(key, 6)
-        edits = method.edits & state.replayed
-        replays = method.replays & levels.replay(state.levels, keys[0]) & ~edits
-        drawn_levels, slots, drawn = levels.sample(state.levels, keys[1], config.batch)
-        new = jax.vmap(random_level)(jax.random.split(keys[2], config.batch))
-        edited = jax.vmap(edit, (0, 0, None))(jax.random.split(keys[3], config.batch), state.played, config.edits)
-        played = jax.tree.map(lambda x, y: jnp.where(edits, x, y), edited, new)
-        played = jax.tree.map(lambda x, y: jnp.where(replays, x, y), drawn, played)
-
-        rows, last_value = play(state.params, played, keys[4])
-        advantage = advantages(rows, last_value)
-        # A level that is never solved counts as one episode.
-        ends = rows["solved"].at[-1].set(rows["solved"][-1] | ~jnp.any(rows["solved"], axis=0))
-        scores = jr.scores.positive_value_loss(jnp.where(method.absolute, jnp.abs(advantage), advantage), ends)
-        of_levels = jax.tree.map(lambda x, y: jnp.where(replays, x, y), drawn_levels, state.levels)
-        of_levels = levels.update(of_levels, slots, scores, mask=jnp.full(config.batch, replays))
-        of_levels, _ = levels.insert(of_levels, played, scores, mask=jnp.full(config.batch, method.replays & ~replays))
-
-        learns = replays | method.learns_from_new
-        learned = learn(state.params, state.opt, rows, advantage, keys[5])
-        params, opt = jax.tree.map(lambda x, y: jnp.where(learns, x, y), learned, (state.params, state.opt))
-        learned_from = jax.tree.map(lambda x, y: jnp.where(learns, x, y), played, state.learned_from)
-        return State(params, opt, of_levels, played, learned_from, replays, state.learned + learns)
-
-    def log(state: State, key: jax.Array) -> dict[str, jax.Array]:
-        rows, _ = play(state.params, jax.tree.map(lambda *x: jnp.concatenate(x), *test.values()), key)
-        ends = np.cumsum([len(held_out.start) for held_out in test.values()])[:-1]
-        rates = [x.mean() for x in jnp.split(jnp.any(rows["solved"], axis=0), ends)]
-        # Of the latest levels that the agent learned from.
-        paths = jax.vmap(path_length)(state.learned_from)
-        return {**dict(zip(test, rates, strict=True)), "path": paths, "learned": state.learned}
-
-    def train(key: jax.Array, method: Method) -> dict[str, jax.Array]:
-        def part(state: State, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-            log_key, *keys = jax.random.split(key, 1 + config.updates // INTERVALS)
-            state, _ = jax.lax.scan(lambda state, key: (update(method, state, key), None), state, jnp.stack(keys))
-            return state, log(state, log_key)
-
-        init_key, level_key, train_key = jax.random.split(key, 3)
-        level = random_level(level_key)
-        played = jax.tree.map(lambda x: jnp.repeat(x[None], config.batch, axis=0), level)
-        params = network.init(init_key, observe(level, level.start, jnp.int32(0)))
-        state = State(params, adam.init(params), levels.init(level), played, played, jnp.array(False), jnp.int32(0))
-        return jax.lax.scan(part, state, jax.random.split(train_key, INTERVALS))[1]
-
-    return train
+network = Network()
 
 
-def gains(found: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
-    """Mazes solved with method k at the end [seeds], less those with random levels after as many steps or updates."""
-    solved, random = found["mazes"][k, :, -1], found["mazes"][0]
-    updates = found["learned"][k].mean(axis=0)[-1]
-    after_updates = np.array([np.interp(updates, found["learned"][0, 0], rates) for rates in random])
-    return {"more by steps": solved - random[:, -1], "more by updates": solved - after_updates}
+def play(params: Any, played: Level, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Rows [steps, batch] of the levels, and the values [batch] of the last positions."""
+
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, dict[str, jax.Array]]:
+        position, last_move = carry
+        obs = jax.vmap(observe)(played, position, last_move)
+        logits, value = network.apply(params, obs)
+        move = jax.random.categorical(key, logits)
+        target = jnp.clip(position + MOVES[move], 0, SIZE - 1)
+        blocked = jax.vmap(lambda walls, at: walls[at[0], at[1]])(played.walls, target)
+        position = jnp.where(blocked[:, None], position, target)
+        solved = jnp.all(position == played.goal, axis=-1)
+        log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), move[:, None], axis=-1)[:, 0]
+        row = {"obs": obs, "move": move, "value": value, "solved": solved, "log_prob": log_prob}
+        position = jnp.where(solved[:, None], played.start, position)
+        return (position, jnp.where(solved, len(MOVES), move)), row
+
+    first = played.start, jnp.full(len(played.start), len(MOVES))
+    (position, move), rows = jax.lax.scan(step, first, jax.random.split(key, STEPS))
+    return rows, network.apply(params, jax.vmap(observe)(played, position, move))[1]
 
 
-def describe(config: Config, seeds: int) -> str:
-    """The sizes of a run, and how useful random levels are."""
-    levels = jax.vmap(random_level)(jax.random.split(jax.random.key(1), 10_000))
-    paths = np.asarray(jax.vmap(path_length)(levels))
-    distance = np.asarray(jnp.abs(levels.start - levels.goal).sum(axis=-1))
-    return (
-        f"random levels: {np.mean(paths == 0):.0%} without a path, {np.mean(paths == distance):.0%} without a detour\n"
-        f"{config.updates:,} updates of {config.batch} levels of {config.steps} steps, {seeds} seeds\n"
-        "share of levels solved at the end\n"
-        "more: mazes solved, less those with random levels after as many steps, or as many updates of the parameters\n"
-        "no path: the share without a path of the levels learned from in the second half"
-    )
+def advantages(rows: dict[str, jax.Array], last_value: jax.Array) -> jax.Array:
+    """Generalized advantages [steps, batch]. The reward of the goal is 1."""
+
+    def back(carry: tuple, row: tuple) -> tuple[tuple, jax.Array]:
+        advantage, next_value = carry
+        value, solved = row
+        error = solved + GAMMA * next_value * (1 - solved) - value
+        advantage = error + GAMMA * GAE * (1 - solved) * advantage
+        return (advantage, value), advantage
+
+    rows = rows["value"], rows["solved"].astype(jnp.float32)
+    return jax.lax.scan(back, (jnp.zeros_like(last_value), last_value), rows, reverse=True)[1]
 
 
-def figures_of(found: dict[str, np.ndarray], test: dict[str, Level]) -> dict[str, Any]:
-    """Figures at the end by method, for the result file."""
-    figures = {}
-    for k, name in enumerate(METHODS):
-        ends = {each: found[each][k, :, -1] for each in test} | gains(found, k)
-        figures |= {f"{name}, {each}": values for each, values in ends.items()}
-        figures[f"{name}, updates of the parameters"] = np.round(found["learned"][k].mean(axis=0)[-1])
-        figures[f"{name}, no path"] = np.mean(found["path"][k, :, INTERVALS // 2 :] == 0)
-    return figures
+def learn(params: Any, opt: optax.OptState, rows: Any, advantage: jax.Array, key: jax.Array) -> tuple:
+    rows = {**rows, "advantage": advantage, "target": advantage + rows["value"]}
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+
+    def loss(params: Any, row: dict[str, jax.Array]) -> jax.Array:
+        logits, value = network.apply(params, row["obs"])
+        log_probs = jax.nn.log_softmax(logits)
+        ratio = jnp.exp(jnp.take_along_axis(log_probs, row["move"][:, None], axis=-1)[:, 0] - row["log_prob"])
+        gain = (row["advantage"] - row["advantage"].mean()) / (row["advantage"].std() + 1e-5)
+        clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
+        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
+        errors = optax.huber_loss(value, row["target"])
+        return -jnp.minimum(ratio * gain, clipped * gain).mean() + errors.mean() - ENTROPY * entropy
+
+    def minibatch(carry: tuple, rows: Any) -> tuple[tuple, None]:
+        params, opt = carry
+        updates, opt = optimizer.update(jax.grad(loss)(params, rows), opt)
+        return (optax.apply_updates(params, updates), opt), None
+
+    def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
+        order = jax.random.permutation(key, len(rows["move"])).reshape(MINIBATCHES, -1)
+        return jax.lax.scan(lambda carry, k: minibatch(carry, jax.tree.map(lambda x: x[k], rows)), carry, order)
+
+    return jax.lax.scan(epoch, (params, opt), jax.random.split(key, EPOCHS))[0]
 
 
-def plot(path: Path, found: dict[str, np.ndarray], config: Config) -> None:
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3)
-    steps = np.arange(1, INTERVALS + 1) / INTERVALS * config.updates * config.batch * config.steps / 1e6
-    by_steps = (axes[0], "mazes", steps), (axes[2], "random levels", steps)
-    for k, (name, color) in enumerate(COLORS.items()):
-        learned = found["learned"][k].mean(axis=0)
-        for each, test, x in (*by_steps, (axes[1], "mazes", learned)):
-            plot_mean(each, x, found[test][k], color, name)
-    for each, test, x in zip(axes, ("mazes", "mazes", "random levels"), (0, 1, 0), strict=True):
-        labels = ("million environment steps", "updates of the parameters")
-        each.set(title=f"{test}, solved", xlabel=labels[x], xlim=(0, None))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=150)
+def update(state: State, key: jax.Array) -> State:
+    keys = jax.random.split(key, 6)
+    edits = (METHOD == "ACCEL") & state.replayed
+    # Replay is drawn with its probability once half of the buffer is filled.
+    replays = (METHOD != "random") & levels.replay(state.levels, keys[0]) & ~edits
+    # The draw itself changes the state: these levels are no more stale. It counts only if they are played.
+    drawn_levels, slots, drawn = levels.sample(state.levels, keys[1], BATCH)
+    new = jax.vmap(random_level)(jax.random.split(keys[2], BATCH))
+    edited = jax.vmap(edit)(jax.random.split(keys[3], BATCH), state.played)
+    played = jax.tree.map(lambda x, y: jnp.where(edits, x, y), edited, new)
+    played = jax.tree.map(lambda x, y: jnp.where(replays, x, y), drawn, played)
+
+    rows, last_value = play(state.params, played, keys[4])
+    advantage = advantages(rows, last_value)
+    # A level that is never solved counts as one episode.
+    ends = rows["solved"].at[-1].set(rows["solved"][-1] | ~jnp.any(rows["solved"], axis=0))
+    scores = jr.scores.positive_value_loss(jnp.abs(advantage) if SCORE == "L1" else advantage, ends)
+    of_levels = jax.tree.map(lambda x, y: jnp.where(replays, x, y), drawn_levels, state.levels)
+    # Drawn levels get new scores; a new one takes an empty slot, or that of a level with a lower score.
+    of_levels = levels.update(of_levels, slots, scores, mask=jnp.full(BATCH, replays))
+    of_levels, _ = levels.insert(of_levels, played, scores, mask=jnp.full(BATCH, (METHOD != "random") & ~replays))
+
+    learns = replays | (METHOD in ("random", "PLR"))
+    learned = learn(state.params, state.opt, rows, advantage, keys[5])
+    params, opt = jax.tree.map(lambda x, y: jnp.where(learns, x, y), learned, (state.params, state.opt))
+    learned_from = jax.tree.map(lambda x, y: jnp.where(learns, x, y), played, state.learned_from)
+    return State(params, opt, of_levels, played, learned_from, replays, state.learned + learns)
 
 
-def parse_args() -> tuple[argparse.Namespace, Config]:
-    parser = Parser("An agent in a grid world, trained on random levels or with prioritized level replay.")
-    parser.add_experiment(seeds=32)
-    parser.add_count("updates", f"updates, a multiple of {INTERVALS}", 600, INTERVALS)
-    args = parser.parse()
-    parser.check_multiple("updates", args.updates, INTERVALS)
-    return args, Config(updates=args.updates)
+def init(key: jax.Array) -> State:
+    init_key, level_key, _ = jax.random.split(key, 3)
+    level = random_level(level_key)
+    played = jax.tree.map(lambda x: jnp.repeat(x[None], BATCH, axis=0), level)
+    params = network.init(init_key, observe(level, level.start, jnp.int32(0)))
+    of_levels = levels.init(level)  # only the shapes of a level matter
+    return State(params, optimizer.init(params), of_levels, played, played, jnp.array(False), jnp.int32(0))
 
 
-def main() -> None:
-    args, config = parse_args()
-    test = {"mazes": mazes(64), "random levels": random_levels_with_path(64)}
-    methods = jax.tree.map(lambda *x: jnp.array(x), *METHODS.values())
-    train = jax.vmap(jax.vmap(make_train(config, test), in_axes=(0, None)), in_axes=(None, 0))
-    found = jax.jit(train)(jax.random.split(jax.random.key(args.seed), args.seeds), methods)
-    found = jax.tree.map(np.asarray, found)
-    path = args.out / "levels.png"
-    plot(path, found, config)
-    report(path, describe(config, args.seeds), figures_of(found, test), 3)
+def train(state: State, key: jax.Array, tests: Level) -> tuple[State, dict[str, jax.Array]]:
+    """The state after one more interval, and what it solves."""
+    test_key, *keys = jax.random.split(key, 1 + INTERVAL)
+    state, _ = jax.lax.scan(lambda state, key: (update(state, key), None), state, jnp.stack(keys))
+    solved = jnp.any(play(state.params, tests, test_key)[0]["solved"], axis=0)
+    no_path = jax.vmap(path_length)(state.learned_from) == 0  # of the latest levels that it learned from
+    found = {"mazes": solved[:TESTS], "random levels": solved[TESTS:], "no path": no_path, "learned": state.learned}
+    return state, jax.tree.map(jnp.mean, found)
+
+
+def main() -> dict[str, np.ndarray]:
+    """Learning curves [seeds, intervals] of what `train` finds."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=32, help="number of seeds (32)")
+    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    args = parser.parse_args()
+    seeds, updates = (2, INTERVAL) if args.short else (args.seeds, UPDATES)
+
+    keys = jax.random.split(jax.random.key(args.seed), seeds)
+    states, curves = jax.jit(jax.vmap(init))(keys), []
+    keys = jax.vmap(lambda key: jax.random.split(jax.random.split(key, 3)[2], UPDATES // INTERVAL))(keys)
+    tests = jax.tree.map(lambda *x: jnp.concatenate(x), mazes(), random_levels_with_path())
+    train_all = jax.jit(jax.vmap(train, in_axes=(0, 0, None)), donate_argnums=0)
+    for i in tqdm(range(updates // INTERVAL), unit=f" x {INTERVAL} updates"):
+        states, found = train_all(states, keys[:, i], tests)
+        curves.append(found)
+    curves = jax.tree.map(lambda *x: np.stack(x, axis=1), *curves)
+
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot(INTERVAL * np.arange(1, updates // INTERVAL + 1), curves["mazes"].T, "o-", linewidth=1)
+    axes.set(title=f"Levels by {METHOD}, {SCORE}", xlabel=f"updates, of {BATCH} levels", ylabel="mazes solved")
+    figure.savefig("levels.png", dpi=150)
+    solved = curves["mazes"][:, -1]
+    print(f"share of mazes solved: {solved.mean():.2f}; by seed: {np.round(solved, 2)}")
+    return curves
 
 
 if __name__ == "__main__":

@@ -1,196 +1,202 @@
-"""The DQN of dqn.py on several devices and in several processes; a killed run can be resumed.
+"""The DQN of dqn.py on several devices and in several processes; a killed run is resumed.
 
 pip install -e '.[examples]'
-python examples/agents/multi_device.py --devices 4                    # four GPUs; without any, four devices of the CPU
-python examples/agents/multi_device.py --devices 4 --processes 2      # as on two hosts with two devices each
-python examples/agents/multi_device.py --devices 4 --checkpoint run   # when restarted, resumes from it
-python examples/agents/multi_device.py --short --devices 4            # a few seconds, to see that it runs
+python examples/agents/multi_device.py           # four GPUs; without any, four devices of the CPU; a minute there
+python examples/agents/multi_device.py --short   # a few seconds, to see that it runs
 
 Environments, replay items and the rows of every batch are sharded over the devices; parameters are replicated. The
 agent is the same as in dqn.py, line for line. Only its buffer differs, and the sharding of its state over a mesh.
+`PROCESSES = 2` is as on two hosts with two devices each. When restarted, a run goes on from its last checkpoint.
 """
 
 import argparse
-import multiprocessing
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
-import experiment
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from experiment import Parser, integer
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from flax import struct
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tqdm import tqdm
 
 import jaxreplay as jr
 
-SAVE_EVERY = 5  # intervals
-
-# dqn is imported by the functions below: it imports gymnax, which makes arrays, and devices have to be chosen by then.
-
-
-def make_layout(mesh: Mesh) -> dict[str, Any]:
-    """Shardings of a carry's leaves, as a pytree prefix. The first axis is the seeds, except for returns."""
-    import dqn
-
-    def over(*axes: str | None) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*axes))
-
-    each, envs = over(), over(None, "data")
-    tracer = jr.transitions.NStepState(steps=over(None, None, "data"), cursor=each, count=each)
-    learner = {"params": each, "target_params": each, "opt": each, "key": each}
-    state = dqn.State(env=envs, obs=envs, episode_return=envs, tracer=tracer, buffer=envs, **learner)
-    return {"state": state, "returns": over(None, None, "data"), "done": each}
+DEVICES, PROCESSES = 4, 1
+CHECKPOINT, SAVE_EVERY = "multi_device", 5  # folder, and intervals
+NUM_ENVS, WARMUP, STEPS, INTERVAL, LAST = 16, 100, 15_500, 310, 20  # see dqn.py
+CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
 
 
-def make_run(config: Any, mesh: Mesh, seed: int, seeds: int) -> tuple[Callable, Callable]:
-    """Jitted functions begin() -> carry, and advance(carry) -> carry and the episodes of one more interval.
-
-    A carry is the whole state of a run: the agents' state, the returns [warmup + steps, seeds, num_envs], NaN for steps
-    not yet made, and the number of intervals done.
-    """
-    import dqn
-    import gymnax
-
-    first_steps, next_steps = experiment.make_loop(dqn.make_agent(config, *gymnax.make("CartPole-v1")), config)
-    steps = config.steps // config.intervals
-
-    def begin() -> dict[str, Any]:
-        state, returns = first_steps(jax.random.split(jax.random.key(seed), seeds))
-        returns = jnp.concatenate([returns, jnp.full((config.steps, *returns.shape[1:]), jnp.nan)])
-        return {"state": state, "returns": returns, "done": jnp.zeros((), jnp.int32)}
-
-    def advance(carry: dict[str, Any]) -> tuple[dict[str, Any], tuple[jax.Array, jax.Array]]:
-        t = carry["done"] * steps
-        state, new = next_steps(carry["state"], t + jnp.arange(steps))
-        returns = jax.lax.dynamic_update_slice_in_dim(carry["returns"], new, config.warmup + t, axis=0)
-        return {"state": state, "returns": returns, "done": carry["done"] + 1}, experiment.count_episodes(new)
-
-    layout = make_layout(mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return (
-        jax.jit(begin, out_shardings=layout),
-        jax.jit(advance, donate_argnums=0, out_shardings=(layout, everywhere)),
-    )
-
-
-def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = None) -> None:
-    """Train, from the checkpoint if there is one. All processes make the same calls, and the first one reports."""
-    if coordinator is not None:
-        local = args.devices // args.processes
-        jax.config.update("jax_num_cpu_devices", local)
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        mine = list(range(process * local, (process + 1) * local))
-        jax.distributed.initialize(coordinator, args.processes, process, local_device_ids=mine)
-        threading.Thread(target=end_with_parent, daemon=True).start()
-    import dqn
-
-    mesh = Mesh(jax.devices()[: args.devices], ("data",))
-    buffer = jr.Sharded(buffer=dqn.make_buffer(args.per, args.learning_steps), mesh=mesh)
-    config = dqn.Config(buffer=buffer, steps=args.learning_steps, num_envs=args.num_envs)
-    run = {"config": config, "seed": args.seed, "seeds": args.seeds}  # a checkpoint belongs to these settings
-
-    start = time.perf_counter()
-    begin, advance = make_run(config, mesh, args.seed, args.seeds)
-    carry = None
-    if args.checkpoint is not None:
-        try:
-            carry = jr.restore(args.checkpoint, run, jax.eval_shape(begin))
-        except FileNotFoundError:
-            pass  # the first start
-        except ValueError as error:  # from a run with other arguments, or damaged
-            sys.exit(f"error: {error}" if process == 0 else 1)
-    carry = begin() if carry is None else carry
-    done, per_interval = int(carry["done"]), config.steps // config.intervals * args.num_envs * args.seeds
-    total = config.intervals * per_interval
-    progress = experiment.Progress(total, initial=done * per_interval, disable=process > 0)
-    advance = advance.lower(carry).compile()
-    progress.bar.unpause()
-    ready = time.perf_counter()
-    while done < config.intervals:
-        carry, episodes = advance(carry)
-        done += 1
-        progress.update(per_interval, *episodes)
-        if args.checkpoint is not None and (done % SAVE_EVERY == 0 or done == config.intervals):
-            jr.save(args.checkpoint, run, carry)
-    returns = multihost_utils.process_allgather(carry["returns"], tiled=True)
-    progress.bar.close()
-    if process == 0:
-        timing = f"compile and begin {ready - start:.1f} s, train {time.perf_counter() - ready:.1f} s"
-        name = "prioritized" if args.per else "uniform"
-        path, title = args.out / f"multi_device_{name}.png", f"CartPole-v1, {config.n}-step double DQN, {name} replay"
-        title += f", devices: {args.devices}, processes: {args.processes}"
-        settings = {"last_episodes": dqn.LAST_EPISODES, "goal": dqn.SOLVED, "ylim": (0, 520)}
-        experiment.summarize(path, title, name, returns, timing, **settings)
-
-
-def end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-def start_processes(args: argparse.Namespace) -> None:
-    """Run `train` in processes of this machine. If one fails, end all of them and exit with an error."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
+def start_processes() -> None:
+    """Run this program in processes of this machine. If one fails, end all of them."""
+    with socket.create_server(("localhost", 0)) as free:
         coordinator = f"localhost:{free.getsockname()[1]}"
-    context = multiprocessing.get_context("spawn")
-    running = [context.Process(target=train, args=(args, i, coordinator), name=f"{i}") for i in range(args.processes)]
-    for process in running:
-        process.start()
+    settings = [os.environ | {"COORDINATOR": coordinator, "RANK": str(rank)} for rank in range(PROCESSES)]
+    running = [subprocess.Popen([sys.executable, *sys.argv], env=x, stdin=subprocess.PIPE) for x in settings]
     try:
-        while running:
-            wait([process.sentinel for process in running])
-            for process in running:
-                if process.exitcode:
-                    sys.exit(f"process {process.name} has failed (exit code {process.exitcode}); all are ended")
-            running = [process for process in running if process.exitcode is None]
+        while None in (codes := [process.poll() for process in running]) and not any(codes):
+            time.sleep(0.1)
     finally:
         for process in running:
             process.kill()  # jax.distributed ignores SIGTERM; checkpoints stay intact
+    sys.exit("a process has failed; all are ended" if any(codes) else 0)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = Parser("The double DQN of dqn.py on CartPole-v1, over the devices of a mesh.")
-    parser.add_experiment(seeds=8)
-    parser.add_count("steps", "environment steps per seed", 250_000, 3_200)
-    parser.add_argument("--uniform", dest="per", action="store_false", help="uniform replay, not prioritized")
-    parser.add_argument("--num-envs", type=integer(1, 2**15), default=16, help="per seed (16)")
-    parser.add_argument("--devices", type=integer(1, 1024), help="total number of devices (all)")
-    parser.add_argument("--processes", type=integer(1, 64), default=1, help="processes, started on this machine (1)")
-    parser.add_argument("--checkpoint", type=Path, help="checkpoint folder; the run resumes from it (none)")
-    args = parser.parse()
-    if args.processes > 1:
-        if args.devices is None or args.devices % args.processes:
-            parser.error(f"argument --devices: must be a multiple of the {args.processes} processes")
-        jax.config.update("jax_platforms", "cpu")  # for this process; the others use the devices
-    else:
-        if args.devices is not None:
-            jax.config.update("jax_num_cpu_devices", args.devices)
-        found = jax.device_count()
-        args.devices = args.devices or found
-        if args.devices > found:
-            parser.error(f"argument --devices: {args.devices} is too many, there are {found}")
-    import dqn
+# Devices are chosen before anything makes an array; importing gymnax does.
+RANK, LOCAL = int(os.environ.get("RANK", 0)), DEVICES // PROCESSES
+jax.config.update("jax_num_cpu_devices", LOCAL)
+if PROCESSES > 1 and "RANK" not in os.environ:
+    start_processes()
+if PROCESSES > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(os.environ["COORDINATOR"], PROCESSES, RANK, [RANK * LOCAL + k for k in range(LOCAL)])
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # ends with its parent
+import gymnax  # noqa: E402 (see above)
 
-    args.learning_steps = parser.learning_steps(args.steps, args.num_envs, dqn.Config)
-    dealt = {"environments": args.num_envs, "items of a batch": dqn.Config.batch_size, "items of replay": dqn.CAPACITY}
-    for name, size in dealt.items():
-        if size % args.devices:
-            parser.error(f"argument --devices: {size} {name} cannot be dealt out evenly to {args.devices} devices")
-    return args
+env, _ = gymnax.make("CartPole-v1")
+hidden = [nn.Dense(128), nn.relu, nn.Dense(128), nn.relu]
+network = nn.Sequential([lambda obs: obs.reshape(len(obs), -1), *hidden, nn.Dense(env.num_actions)])
+optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
+epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
+mesh = Mesh(jax.devices()[:DEVICES], ("data",))
+prioritized = jr.Prioritized(alpha=0.6, beta=optax.linear_schedule(0.4, 1.0, STEPS))
+# The same calls as of the buffer inside. Items are sharded over the mesh, and so are the rows of each draw.
+buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=CAPACITY, sampler=prioritized), mesh=mesh)
+tracer = jr.NStep(n=N, gamma=GAMMA, num_envs=NUM_ENVS)
 
 
-def main() -> None:
-    args = parse_args()
-    (train if args.processes == 1 else start_processes)(args)
+@struct.dataclass
+class State:
+    env: Any
+    obs: jax.Array  # [NUM_ENVS, ...]
+    total: jax.Array  # [NUM_ENVS], return of the present episode
+    tracer: jr.transitions.NStepState
+    buffer: Any
+    params: Any
+    target_params: Any
+    opt: optax.OptState
+    key: jax.Array
+
+
+def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
+    keys = jax.random.split(key, NUM_ENVS)
+    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, action)
+    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
+
+
+def init(key: jax.Array) -> State:
+    key, params_key, env_key = jax.random.split(key, 3)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
+    params = network.init(params_key, obs)
+    *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
+    replay = tracer.init(*row), buffer.init(tracer.spec(*row))
+    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, params, params, optimizer.init(params), key)
+
+
+def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
+    """The state after one step, and the returns [NUM_ENVS] of the episodes that ended, NaN where none did."""
+    key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
+    greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
+    random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
+    action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
+    env_state, obs, row = interact(env_key, state.env, state.obs, action)
+    tracing, batch, _ = tracer.add(state.tracer, *row)
+    replay = buffer.add(state.buffer, batch)  # each device stores the rows of its own environments
+    _, _, reward, terminated, truncated, _ = row
+    done, total = terminated | truncated, state.total + reward
+    state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
+    return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
+
+
+def learn(state: State) -> State:
+    key, sample_key = jax.random.split(state.key)
+    sample = buffer.sample(state.buffer, sample_key, BATCH)  # each device draws its share of the rows
+    batch, rows = sample.items, jnp.arange(BATCH)
+    best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
+    target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
+
+    def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+        td_errors = target - network.apply(params, batch.S)[rows, batch.A]
+        return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
+
+    grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
+    replay = buffer.update(state.buffer, sample.indices, td_errors)
+    updates, opt = optimizer.update(grads, state.opt)
+    params = optax.apply_updates(state.params, updates)
+    target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
+    return state.replace(buffer=replay, params=params, target_params=target_params, opt=opt, key=key)
+
+
+def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
+    state, returns = act(state, epsilon(t))
+    return learn(state), returns
+
+
+def layout() -> dict[str, Any]:
+    """Shardings of a run's leaves, as a pytree prefix. The first axis is the seeds, except for returns."""
+    axes = (), (None, "data"), (None, None, "data")
+    each, envs, later = (NamedSharding(mesh, PartitionSpec(*names)) for names in axes)
+    tracing = jr.transitions.NStepState(steps=later, cursor=each, count=each)
+    state = State(envs, envs, envs, tracing, envs, params=each, target_params=each, opt=each, key=each)
+    return {"state": state, "returns": later, "done": each}
+
+
+def begin(keys: jax.Array) -> dict[str, Any]:
+    """A run after the warmup: states of all seeds, returns [WARMUP + STEPS, seeds, NUM_ENVS], and intervals done."""
+    act_all = jax.vmap(act, in_axes=(0, None))
+    states, returns = jax.lax.scan(lambda x, _: act_all(x, 1.0), jax.vmap(init)(keys), length=WARMUP)
+    returns = jnp.pad(returns, [(0, STEPS), (0, 0), (0, 0)], constant_values=jnp.nan)
+    return {"state": states, "returns": returns, "done": jnp.int32(0)}
+
+
+def advance(run: dict[str, Any]) -> dict[str, Any]:
+    t = run["done"] * INTERVAL
+    states, new = jax.lax.scan(jax.vmap(step, in_axes=(0, None)), run["state"], t + jnp.arange(INTERVAL))
+    returns = jax.lax.dynamic_update_slice_in_dim(run["returns"], new, WARMUP + t, axis=0)
+    return {"state": states, "returns": returns, "done": run["done"] + 1}
+
+
+def main() -> np.ndarray:
+    """Learning curves [seeds, intervals]."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds (8)")
+    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    args = parser.parse_args()
+    seeds, intervals = (2, 1) if args.short else (args.seeds, STEPS // INTERVAL)
+
+    # All processes make the same calls. A checkpoint belongs to these settings, and can be restored on other devices.
+    begin_all = jax.jit(lambda: begin(jax.random.split(jax.random.key(args.seed), seeds)), out_shardings=layout())
+    advance_all = jax.jit(advance, donate_argnums=0, out_shardings=layout())
+    settings = {"buffer": buffer, "seed": args.seed, "seeds": seeds}
+    run = jr.restore(CHECKPOINT, settings, jax.eval_shape(begin_all)) if os.path.exists(CHECKPOINT) else begin_all()
+    for done in tqdm(range(int(run["done"]) + 1, intervals + 1), unit=f" x {INTERVAL} steps", disable=RANK > 0):
+        run = advance_all(run)
+        if done % SAVE_EVERY == 0:
+            jr.save(CHECKPOINT, settings, run)
+    ends = [WARMUP + INTERVAL * k for k in range(1, intervals + 1)]
+    of_seeds = np.swapaxes(multihost_utils.process_allgather(run["returns"], tiled=True), 0, 1)
+    curves = np.array([[x[:end][~np.isnan(x[:end])][-LAST:].mean() for end in ends] for x in of_seeds])
+
+    if RANK == 0:
+        shutil.rmtree(CHECKPOINT, ignore_errors=True)
+        figure, axes = plt.subplots(layout="constrained")
+        axes.plot(NUM_ENVS * INTERVAL * np.arange(1, intervals + 1), curves.T, linewidth=1)
+        axes.set(title=f"CartPole-v1, {DEVICES} devices", xlabel="environment steps", ylabel="return")
+        figure.savefig("multi_device.png", dpi=150)
+        print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
+    return curves
 
 
 if __name__ == "__main__":

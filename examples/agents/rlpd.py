@@ -1,15 +1,15 @@
 """Online learning with a small data set: half of every batch comes from each source (RLPD).
 
 pip install -e '.[examples]'
-python examples/agents/rlpd.py           # online, offline, and from both, 32 seeds of each at once
+python examples/agents/rlpd.py           # 32 seeds, two minutes on two CPU cores; draws rlpd.png
 python examples/agents/rlpd.py --short   # a few seconds, to see that it runs
 
-The agent of `sac.py` on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is
-rewarded only at the top, and pays for its actions on the way, so an agent that has not reached the top learns to stand
-still. The data are 2 episodes of random pushes, each for 10 steps; some episodes reach the top. Ball et al. 2023
-(Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from
-the agent's own buffer and half from the data, as `jr.Mixture` does. Their layer normalization, ensembles and many
-updates per step are left out here.
+Soft Actor-Critic on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is rewarded
+only at the top, and pays for its actions on the way, so an agent that has not reached the top learns to stand still.
+The data are 2 episodes of random pushes, each for 10 steps; some episodes reach the top. Ball et al. 2023 (Efficient
+Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from the agent's
+own buffer and half from the data, as `jr.Mixture` does. Their layer normalization, ensembles and many updates per step
+are left out here.
 
 Half and half ends higher than online by 96 [83, 107]. It ends higher than the data alone by 9 [-6, 24], which 32 seeds
 do not resolve. The settings were chosen after trials with 4 seeds: with data of 4 episodes or more, offline learning
@@ -17,192 +17,217 @@ was enough, and with the larger step sizes of `sac.py` returns oscillated.
 """
 
 import argparse
-import dataclasses
-from collections.abc import Callable
+import math
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
-import sac
-from experiment import Parser, plot, report, train_and_test
+import optax
+from flax import struct
+from gymnax.environments.classic_control.continuous_mountain_car import ContinuousMountainCar
 from tqdm import tqdm
 
 import jaxreplay as jr
 
-SOLVED = 90
-HORIZON = 999  # steps after which the environment cuts an episode off
-VARIANTS = {"online": "online", "data alone": "data", "half and half": "both"}
+SOURCE = "both"  # or "online", or "data" alone
+EPISODES, HORIZON = 2, 999  # of data; and steps after which the environment cuts an episode off
+WARMUP, STEPS, INTERVAL = 250, 10_000, 1_000  # a step is one of the environment, and one update
+CAPACITY, BATCH, WIDTH = 2**14, 128, 64
+GAMMA, TARGET_RATE = 0.99, 0.005
+TESTS = 8  # episodes, after each interval
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Replay:
-    """An agent's own transitions and the transitions of a data set. Batches come from one or from both."""
+class Scaled(ContinuousMountainCar):
+    """With observations scaled to similar size."""
 
-    own: jr.ReplayBuffer
-    data: jr.ReplayBuffer
-    source: str  # "online", "data" or "both"
-
-    @property
-    def mixture(self) -> jr.Mixture:
-        return jr.Mixture(buffers=(self.own, self.data), shares=(0.5, 0.5))
-
-    def init(self, items: Any) -> Any:
-        return self.mixture.init(items)
-
-    def add(self, state: Any, items: Any) -> Any:
-        return self.mixture.add(state, 0, items)
-
-    def sample(self, state: Any, key: jax.Array, batch_size: int) -> jr.Sample:
-        if self.source == "both":
-            return self.mixture.sample(state, key, batch_size)
-        number = 0 if self.source == "online" else 1
-        return (self.own, self.data)[number].sample(state[number], key, batch_size)
-
-    def update(self, state: Any, indices: jax.Array, td_errors: jax.Array) -> Any:
-        return state  # all draws are uniform
+    def get_obs(self, state: Any, params: Any = None, key: Any = None) -> jax.Array:
+        return jnp.array([(state.position + 0.3) / 0.9, state.velocity / 0.07]).squeeze()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(sac.Config):
-    """Static settings. One step advances one environment and makes one update."""
-
-    source: str = "both"
-    episodes: int = 2  # episodes of data
-    num_envs: int = 1
-    capacity: int = 2**14
-    learning_rate: float = 3e-4
-    target_rate: float = 0.005
-    interval: int = 1_000  # steps between two tests
-    tests: int = 8  # episodes of a test
-
-    @property
-    def horizon(self) -> int:
-        return HORIZON
-
-    @property
-    def buffer(self) -> Any:
-        data = jr.ReplayBuffer(capacity=self.episodes * HORIZON)
-        return Replay(own=jr.ReplayBuffer(capacity=self.capacity), data=data, source=self.source)
+env = Scaled()
+optimizer = optax.adam(3e-4)
+own, data = jr.ReplayBuffer(capacity=CAPACITY), jr.ReplayBuffer(capacity=EPISODES * HORIZON)
+# Each batch has 64 rows of either buffer, and the states of both are one state.
+mixture = jr.Mixture(buffers=(own, data), shares=(0.5, 0.5))
 
 
-def make_env() -> tuple[Any, Any]:
-    """MountainCarContinuous-v0, with observations scaled to similar size."""
-    from gymnax.environments.classic_control.continuous_mountain_car import ContinuousMountainCar
+class MLP(nn.Module):
+    outputs: int
 
-    class Scaled(ContinuousMountainCar):
-        def get_obs(self, state: Any, params: Any = None, key: Any = None) -> jax.Array:
-            return jnp.array([(state.position + 0.3) / 0.9, state.velocity / 0.07]).squeeze()
-
-    env = Scaled()
-    return env, env.default_params
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            x = nn.relu(nn.Dense(WIDTH)(x))
+        return nn.Dense(self.outputs)(x)
 
 
-def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tuple[Any, jax.Array]:
-    """The transitions and the mean return of episodes of random pushes, each for 10 steps."""
-
-    def step(carry: Any, time_and_key: Any) -> Any:
-        obs, state, push, over = carry
-        t, key = time_and_key
-        push_key, env_key = jax.random.split(key)
-        push = jnp.where(t % 10 == 0, jax.random.uniform(push_key, (1,), minval=-1.0, maxval=1.0), push)
-        next_obs, state, reward, terminated, truncated, info = env.step(env_key, state, push, params)
-        row = (obs, push, reward, terminated, truncated, info["final_observation"])
-        return (next_obs, state, push, over | terminated | truncated), (row, ~over)
-
-    def episode(key: jax.Array) -> Any:
-        reset_key, step_key = jax.random.split(key)
-        obs, state = env.reset(reset_key, params)
-        times = jnp.arange(HORIZON), jax.random.split(step_key, HORIZON)
-        return jax.lax.scan(step, (obs, state, jnp.zeros(1), False), times)[1]
-
-    rows, mask = jax.vmap(episode, out_axes=1)(jax.random.split(key, config.episodes))  # [HORIZON, episodes, ...]
-    batch, _ = jr.n_step_transitions(*rows, n=1, gamma=config.gamma, mask=mask)
-    return batch, jnp.sum(jnp.where(mask, rows[2], 0.0)) / config.episodes
+actor, critic = MLP(2), MLP(1)  # one action: the mean, and the logarithm of the standard deviation
 
 
-def make_trainer(config: Config, env: Any, params: Any) -> tuple[Callable, Callable]:
-    """Functions of all seeds: `init(keys) -> states`; `train(states) -> states, test returns [seeds]`."""
-    init_agent, act, learn = sac.make_agent(config, env, params)
-    small = dataclasses.replace(config, num_envs=config.tests, capacity=config.tests)
-    init_test, act_in_test, _ = sac.make_agent(small, env, params)
-
-    def init(key: jax.Array) -> sac.State:
-        state = init_agent(key)
-        if config.source != "data":
-            state, _ = jax.lax.scan(lambda state, _: act(state, 1.0), state, length=config.warmup)
-        return state
-
-    def test(networks: sac.Networks, key: jax.Array) -> jax.Array:
-        state = init_test(key).replace(networks=networks)
-        _, returns = jax.lax.scan(lambda state, _: act_in_test(state, 0.0), state, length=config.horizon)
-        first = jnp.argmax(~jnp.isnan(returns), axis=0)
-        return jnp.mean(jnp.take_along_axis(returns, first[None], axis=0))
-
-    def train(state: sac.State) -> tuple[sac.State, jax.Array]:
-        def step(state: sac.State, _: None) -> tuple[sac.State, None]:
-            if config.source != "data":
-                state, _ = act(state, 0.0)
-            return learn(state), None
-
-        state, _ = jax.lax.scan(step, state, length=config.interval)
-        key, test_key = jax.random.split(state.key)
-        return state.replace(key=key), test(state.networks, test_key)
-
-    return jax.jit(jax.vmap(init)), jax.jit(jax.vmap(train), donate_argnums=0)
+@struct.dataclass
+class State:
+    env: Any
+    obs: jax.Array  # [1, ...]
+    buffer: Any  # own transitions, and the data
+    networks: dict[str, Any]  # of the critics leaves [2, ...]
+    target_critics: Any
+    opt: optax.OptState
+    key: jax.Array
 
 
-def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndarray]:
-    """Mean test returns [seeds, steps / interval], and mean returns of the data [seeds]."""
-    env, params = make_env()
-
-    @jax.jit
-    @jax.vmap
-    def add_data(state: sac.State, key: jax.Array) -> tuple[sac.State, jax.Array]:
-        data, mean_return = drive_at_random(env, params, key, config)
-        return state.replace(buffer=config.buffer.mixture.add(state.buffer, 1, data)), mean_return
-
-    init, train = make_trainer(config, env, params)
-    agent_keys, data_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
-    states, of_data = add_data(init(agent_keys), data_keys)
-    tests = [()] * (config.steps // config.interval)
-    curves, _ = train_and_test(train, states, tests, bar, config.interval * len(keys))
-    return curves, np.asarray(of_data)
+def policy(params: Any, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Actions [B, num_actions] from a Gaussian squashed by tanh, and their log-densities [B]."""
+    mean, log_std = jnp.split(actor.apply(params, obs), 2, axis=-1)
+    log_std = jnp.clip(log_std, -5, 2)
+    noise = jax.random.normal(key, mean.shape, mean.dtype)
+    u = mean + jnp.exp(log_std) * noise
+    log_density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    log_slope = 2 * (math.log(2) - u - nn.softplus(-2 * u))  # log(1 - tanh(u)^2)
+    return jnp.tanh(u), jnp.sum(log_density - log_slope, axis=-1)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = Parser("Soft Actor-Critic online, from a small data set, and from both, several seeds at once.")
-    parser.add_experiment(seeds=32, short="a tiny budget, and half and half alone; it does not learn")
-    parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 100)
-    args = parser.parse()
-    args.interval = 100 if args.short else Config.interval
-    parser.check_multiple("steps", args.steps, args.interval)
-    return args
+def q(params: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
+    """Values [2, B], one row per critic."""
+    return jax.vmap(critic.apply, in_axes=(0, None))(params, jnp.concatenate([obs, action], axis=-1))[..., 0]
 
 
-def main() -> None:
-    args = parse_args()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    curves, of_data = {}, np.zeros(args.seeds)
-    variants = {"half and half": "both"} if args.short else VARIANTS
-    with tqdm(total=len(variants) * args.steps * args.seeds, unit=" updates", unit_scale=True) as bar:
-        for name, source in variants.items():
-            bar.set_description(name)
-            config = Config(steps=args.steps, source=source, interval=args.interval)
-            curves[name], of_data = run(config, keys, bar)
-    figures = {"return of the data": of_data}
-    for name, seeds in curves.items():
-        figures[f"{name}, mean of the last half"] = seeds[:, seeds.shape[1] // 2 :].mean(axis=1)
-        figures[f"{name}, at the end"] = seeds[:, -1]
-        figures[f"{name}, seeds above {SOLVED} at the end"] = np.sum(seeds[:, -1] >= SOLVED)
-    for name in () if args.short else ("online", "data alone"):
-        figures[f"half and half less {name}, at the end"] = curves["half and half"][:, -1] - curves[name][:, -1]
-    path = args.out / "rlpd.png"
-    times = args.interval * np.arange(1, args.steps // args.interval + 1)
-    title, ylabel = "MountainCarContinuous-v0, Soft Actor-Critic", f"return of {Config.tests} test episodes"
-    xlabel = "updates per seed, and as many environment steps (with the data alone none)"
-    plot(path, title, times, curves, ylabel=ylabel, goal=(SOLVED, f"return {SOLVED}"), xlabel=xlabel)
-    report(path, f"{title}: {ylabel}, {args.steps:,} steps, {args.seeds} seeds", figures, 0)
+def act(key: jax.Array, networks: dict, env_state: Any, obs: jax.Array, random: bool = False) -> tuple:
+    """The next key, environment states and observations, and the transitions [len(obs)] of this step."""
+    key, _, policy_key, action_key, env_key = jax.random.split(key, 5)
+    action, _ = policy(networks["actor"], obs, policy_key)
+    action = jax.random.uniform(action_key, action.shape, action.dtype, -1.0, 1.0) if random else action
+    return key, *play(jax.random.split(env_key, len(obs)), env_state, obs, action)
+
+
+def play(keys: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple:
+    next_obs, env_state, reward, terminated, _, info = jax.vmap(env.step)(keys, env_state, action)
+    # If the episode ended, next_obs already belongs to the next one; a transition needs the final observation. Its
+    # discount is 0 if the episode terminated, and not at the time limit.
+    after = {"In": jnp.where(terminated, 0.0, GAMMA), "S_next": info["final_observation"]}
+    return env_state, next_obs, jr.TransitionBatch(S=obs, A=action, logP=None, Rn=reward, **after)
+
+
+def init(key: jax.Array) -> State:
+    key, actor_key, critic_key, env_key = jax.random.split(key, 4)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, 1))
+    critics = jax.vmap(critic.init, in_axes=(0, None))(jax.random.split(critic_key), jnp.pad(obs, [(0, 0), (0, 1)]))
+    networks = {"actor": actor.init(actor_key, obs), "critics": critics, "log_temperature": jnp.float32(0)}
+    *_, batch = jax.eval_shape(act, key, networks, env_state, obs)
+    state = State(env_state, obs, mixture.init(batch), networks, critics, optimizer.init(networks), key)
+    steps = 0 if SOURCE == "data" else WARMUP
+    return jax.lax.scan(lambda x, _: (collect(x, random=True), None), state, length=steps)[0]
+
+
+def collect(state: State, random: bool = False) -> State:
+    key, env_state, obs, batch = act(state.key, state.networks, state.env, state.obs, random)
+    # Its own transitions go to the first buffer of the mixture.
+    return state.replace(env=env_state, obs=obs, buffer=mixture.add(state.buffer, 0, batch), key=key)
+
+
+def draw(replay: Any, key: jax.Array) -> jr.Sample:
+    # Both at once, or one buffer with its own state.
+    part = 0 if SOURCE == "online" else 1
+    of, state = (mixture, replay) if SOURCE == "both" else (mixture.buffers[part], replay[part])
+    return of.sample(state, key, BATCH)
+
+
+def learn(state: State) -> State:
+    key, sample_key, next_key, policy_key = jax.random.split(state.key, 4)
+    sample = draw(state.buffer, sample_key)
+    batch, temperature = sample.items, jnp.exp(state.networks["log_temperature"])
+    next_action, next_logp = policy(state.networks["actor"], batch.S_next, next_key)
+    next_q = q(state.target_critics, batch.S_next, next_action).min(axis=0)
+    target = batch.Rn + batch.In * (next_q - temperature * next_logp)
+
+    def loss_fn(networks: dict) -> jax.Array:
+        td_errors = target - q(networks["critics"], batch.S, batch.A)  # [2, B]
+        action, logp = policy(networks["actor"], batch.S, policy_key)
+        value = q(jax.lax.stop_gradient(networks["critics"]), batch.S, action).min(axis=0)
+        actor_loss = jnp.mean(temperature * logp - value)
+        too_certain = jnp.mean(jax.lax.stop_gradient(logp)) - 1  # the target entropy is -1, for one action
+        critic_loss = jnp.mean(sample.weights * jnp.sum(td_errors**2, axis=0) / 2)
+        return critic_loss + actor_loss - networks["log_temperature"] * too_certain
+
+    updates, opt = optimizer.update(jax.grad(loss_fn)(state.networks), state.opt)
+    networks = optax.apply_updates(state.networks, updates)
+    target_critics = optax.incremental_update(networks["critics"], state.target_critics, TARGET_RATE)
+    return state.replace(networks=networks, target_critics=target_critics, opt=opt, key=key)
+
+
+def drive_at_random(key: jax.Array) -> jr.TransitionBatch:
+    """The transitions of whole episodes of random pushes, each for 10 steps."""
+
+    def step(carry: tuple, time_and_keys: tuple) -> tuple[tuple, jr.TransitionBatch]:
+        env_state, obs, push, over = carry
+        t, keys = time_and_keys[0], jax.vmap(jax.random.split)(time_and_keys[1])
+        new = jax.vmap(lambda key: jax.random.uniform(key, (1,), minval=-1.0, maxval=1.0))(keys[:, 0])
+        push = jnp.where(t % 10 == 0, new, push)
+        env_state, obs, batch = play(keys[:, 1], env_state, obs, push)
+        # Rows after the end of an episode are not valid: a buffer does not store them.
+        return (env_state, obs, push, over | (batch.In == 0)), batch.replace(valid=~over)
+
+    keys = jax.vmap(jax.random.split)(jax.random.split(key, EPISODES))
+    obs, env_state = jax.vmap(env.reset)(keys[:, 0])
+    carry = env_state, obs, jnp.zeros((EPISODES, 1)), jnp.zeros(EPISODES, bool)
+    keys = jax.vmap(lambda key: jax.random.split(key, HORIZON), out_axes=1)(keys[:, 1])  # [HORIZON, EPISODES]
+    _, batches = jax.lax.scan(step, carry, (jnp.arange(HORIZON), keys))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
+
+
+def begin(key: jax.Array) -> State:
+    """The state of an agent that has its data."""
+    agent_key, data_key = jax.random.split(key)
+    state = init(agent_key)
+    return state.replace(buffer=mixture.add(state.buffer, 1, drive_at_random(data_key)))
+
+
+def test(networks: dict, key: jax.Array) -> jax.Array:
+    """The mean return of TESTS episodes."""
+
+    def step(carry: tuple, _: None) -> tuple[tuple, jax.Array]:
+        *carry, over = carry
+        key, env_state, obs, batch = act(carry[0], networks, *carry[1:])
+        return (key, env_state, obs, over | (batch.In == 0)), jnp.where(over, 0.0, batch.Rn)
+
+    key, *_, env_key = jax.random.split(key, 4)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, TESTS))
+    carry = key, env_state, obs, jnp.zeros(TESTS, bool)
+    return jnp.mean(jnp.sum(jax.lax.scan(step, carry, length=HORIZON)[1], axis=0))
+
+
+def train(state: State) -> tuple[State, jax.Array]:
+    """The state after one more interval, and the mean return of its test episodes."""
+    collects = SOURCE != "data"
+    state, _ = jax.lax.scan(lambda x, _: (learn(collect(x) if collects else x), None), state, length=INTERVAL)
+    key, test_key = jax.random.split(state.key)
+    return state.replace(key=key), test(state.networks, test_key)
+
+
+def main() -> np.ndarray:
+    """Returns of test episodes [seeds, intervals]."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=32, help="number of seeds (32)")
+    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    args = parser.parse_args()
+    seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
+
+    states, curves = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(args.seed), seeds)), []
+    train_all = jax.jit(jax.vmap(train), donate_argnums=0)
+    for _ in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):
+        states, found = train_all(states)
+        curves.append(np.asarray(found))
+    curves = np.transpose(curves)
+
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, "o-", linewidth=1)
+    axes.set(title=f"A car on a hill, from {SOURCE}", xlabel="updates", ylabel=f"return of {TESTS} tests")
+    figure.savefig("rlpd.png", dpi=150)
+    print(f"return of {TESTS} test episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
+    return curves
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
 """Threads that act and a thread that learns (Sebulba, Hessel et al. 2021, arXiv:2104.06272): double DQN on CartPole-v1.
 
-    pip install -e '.[examples]'
-    python examples/agents/sebulba.py
-    python examples/agents/sebulba.py --short       # a few seconds, to see that it runs
-    python examples/agents/sebulba.py --resume      # goes on where Ctrl-C ended it
+pip install -e '.[examples]'
+python examples/agents/sebulba.py           # 2 seeds, a minute on two CPU cores; draws sebulba.png
+python examples/agents/sebulba.py --short   # a few seconds, to see that it runs
 
 Each actor steps Gymnasium environments in a thread of its own and adds transitions to one `Shared`. The main thread
 draws, learns and updates priorities. The ratio of draws to additions makes whoever is ahead wait. The plot shows the
-returns, the ratio over time, and how each thread spent its time.
+returns, the ratio over time, and how each thread spent its time. Where Ctrl-C ends a run, the same command goes on.
 """
 
+import argparse
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,27 @@ import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from experiment import Parser
+from tqdm import tqdm
 
 import jaxreplay as jr
 
-BATCH, RATIO, WARMUP = 128, 8, 1_600  # rows of a draw; draws for each transition; random steps before the first draw
-ENVS = 8  # of each actor
+STEPS, WARMUP = 150_000, 1_600  # environment steps of a seed, and random ones before the first draw
+ACTORS, ENVS = 2, 8  # threads that act, and environments of each
+BATCH, RATIO = 128, 8  # rows of a draw; draws for each transition
+N, GAMMA, TARGET_RATE = 3, 0.99, 0.02
 EXPLORE = 0.1  # part of the steps until epsilon is at its least
-WINDOW = 20  # episodes of a mean return
-RANDOM_RETURN = 22  # of the random policy on CartPole-v1
+LAST = 20  # episodes of a mean return
+SAVE_EVERY = 2_000  # updates
+
+network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(2)])
+optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, RATIO * (STEPS - WARMUP) // BATCH))
+beta = optax.linear_schedule(0.4, 1.0, RATIO * (STEPS - WARMUP) // BATCH)
+buffer = jr.ReplayBuffer(capacity=2**15, sampler=jr.Prioritized(alpha=0.6, beta=beta))
+tracer = jr.NStep(n=N, gamma=GAMMA, num_envs=ENVS)
+q_values = jax.jit(network.apply)
 
 
 class Clock:
@@ -54,27 +64,14 @@ class Clock:
 
 @dataclasses.dataclass
 class Run:
-    """What the threads of one run share.
+    """What the threads of one run share."""
 
-    Attributes:
-      steps: environment steps of all actors.
-      network: Q-values of observations.
-      params: its newest parameters, which the learner replaces.
-      shared: the replay.
-      seed: seed of the run.
-      episodes: (step, return) of each finished episode.
-      ratios: (step, draws for each addition so far) at some updates.
-      clocks: of each thread, by name.
-    """
-
-    steps: int
-    network: nn.Module
-    params: Any
-    shared: jr.Shared
     seed: int
-    episodes: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    ratios: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    clocks: dict[str, Clock] = dataclasses.field(default_factory=dict)
+    learner: dict[str, Any]  # parameters, target parameters, optimizer state, and number of updates
+    shared: jr.Shared
+    episodes: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (step, return) of finished ones
+    ratios: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (step, draws for each addition so far)
+    clocks: dict[str, Clock] = dataclasses.field(default_factory=lambda: collections.defaultdict(Clock))
 
     @property
     def taken(self) -> int:
@@ -84,209 +81,154 @@ class Run:
 
 def act(run: Run, actor: int, first: int) -> None:
     """The body of an actor's thread, until `shared` is closed; `first` is the update at which it starts."""
-    clock = run.clocks[f"actor {actor}"] = Clock()
+    clock = run.clocks[f"actor {actor}"]
+    # If an actor fails, the others and the learner hear of it at their next call.
     with run.shared.worker(), contextlib.closing(gymnasium.make_vec("CartPole-v1", ENVS, "sync")) as envs:
         rng = np.random.default_rng((run.seed, actor, first))
         obs, _ = envs.reset(seed=int(rng.integers(2**31)))
-        tracer, q_values = jr.NStep(n=3, gamma=0.99, num_envs=ENVS), jax.jit(run.network.apply)
         tracing, resets, returns = None, np.zeros(ENVS, bool), np.zeros(ENVS)
         while True:
             with clock("policy"):
-                epsilon = max(0.01, 1 - max(0, run.taken - WARMUP) / (EXPLORE * run.steps))
-                greedy = np.argmax(q_values(run.params, obs), axis=-1)
-                random = rng.integers(0, 2, ENVS)
-                action = np.where(rng.random(ENVS) < epsilon, random, greedy).astype(np.int32)
+                epsilon = max(0.01, 1 - max(0, run.taken - WARMUP) / (EXPLORE * STEPS))
+                greedy = np.argmax(q_values(run.learner["params"], obs), axis=-1)
+                action = np.where(rng.random(ENVS) < epsilon, rng.integers(0, 2, ENVS), greedy).astype(np.int32)
             with clock("environments"):
                 next_obs, reward, terminated, truncated, _ = envs.step(action)
             step = (obs, action, reward.astype(np.float32), terminated, truncated, next_obs)
             with clock("tracer"):
                 tracing = tracer.init(*step) if tracing is None else tracing
+                # Gymnasium resets at the step after an episode's last, which is no transition.
                 tracing, batch, _ = tracer.add(tracing, *step, mask=~resets)
             with clock("add, with its waiting"):
-                run.shared.add(batch)
+                run.shared.add(batch)  # waits while additions are ahead of the draws
             returns += reward
-            resets = terminated | truncated  # Gymnasium resets at the next step, which is no transition
+            resets = terminated | truncated
             run.episodes.extend((run.taken, float(x)) for x in returns[resets])
             returns[resets], obs = 0.0, next_obs
 
 
-def make_learn(network: nn.Module, optimizer: optax.GradientTransformation) -> Callable[..., tuple]:
-    """A jitted double DQN update: (params, target_params, opt, batch) -> (the same three, td_errors)."""
+@jax.jit
+def learn(params: Any, target_params: Any, opt: optax.OptState, batch: jr.TransitionBatch) -> tuple:
+    rows = jnp.arange(batch.batch_size)
+    best = jnp.argmax(network.apply(params, batch.S_next), axis=-1)
+    target = batch.Rn + batch.In * network.apply(target_params, batch.S_next)[rows, best]
 
-    @jax.jit
-    def learn(params: Any, target_params: Any, opt: optax.OptState, batch: jr.TransitionBatch) -> tuple:
-        rows = jnp.arange(batch.batch_size)
-        best = jnp.argmax(network.apply(params, batch.S_next), axis=-1)
-        target = batch.Rn + batch.In * network.apply(target_params, batch.S_next)[rows, best]
+    def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+        td_errors = target - network.apply(params, batch.S)[rows, batch.A]
+        return jnp.mean(batch.W * optax.huber_loss(td_errors)), td_errors
 
-        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
-            td_errors = target - network.apply(params, batch.S)[rows, batch.A]
-            return jnp.mean(batch.W * optax.huber_loss(td_errors)), td_errors
-
-        grads, td_errors = jax.grad(loss_fn, has_aux=True)(params)
-        updates, opt = optimizer.update(grads, opt)
-        params = optax.apply_updates(params, updates)
-        return params, optax.incremental_update(params, target_params, 0.02), opt, td_errors
-
-    return learn
+    grads, td_errors = jax.grad(loss_fn, has_aux=True)(params)
+    updates, opt = optimizer.update(grads, opt)
+    params = optax.apply_updates(params, updates)
+    return params, optax.incremental_update(params, target_params, TARGET_RATE), opt, td_errors
 
 
-class Learner:
-    """The learner's state, and one update of it."""
-
-    def __init__(self, run: Run, opt: optax.GradientTransformation):
-        self.run, self.learn = run, make_learn(run.network, opt)
-        self.target, self.opt, self.updates = run.params, opt.init(run.params), 0
-        self.clock = run.clocks["learner"] = Clock()
-
-    def update(self, batch_size: int = BATCH) -> None:
-        run, key = self.run, jax.random.fold_in(jax.random.key(self.run.seed), self.updates)
-        with self.clock("draw, with its waiting"):
-            sample = run.shared.sample(key, batch_size)
-        with self.clock("learning"):
-            run.params, self.target, self.opt, td_errors = self.learn(run.params, self.target, self.opt, sample.items)
-            run.shared.update(sample.indices, jax.block_until_ready(td_errors))
-        self.updates += 1
-        if self.updates % 20 == 0:
-            run.ratios.append((run.taken, run.shared.drawn / max(run.shared.added, 1)))
-
-    def saved(self) -> dict[str, Any]:
-        """Contents of a checkpoint besides the replay."""
-        lists = {"episodes": self.run.episodes, "ratios": self.run.ratios}
-        history = {name: padded(rows, self.run.steps) for name, rows in lists.items()}
-        return {"params": self.run.params, "target": self.target, "opt": self.opt, "updates": self.updates} | history
-
-    def save(self, checkpoint: Path, wait: bool = False) -> None:
-        """Write a checkpoint of one moment; it is being written while the threads go on, unless `wait`."""
-        shared = self.run.shared
-        with shared.state() as cell:
-            saved = {"replay": cell.state, "added": shared.added, "drawn": shared.drawn} | self.saved()
-            jr.save(checkpoint, {"replay": shared.buffer}, saved, wait=wait)
-
-    def load(self, saved: dict[str, Any]) -> None:
-        self.run.params, self.target = saved["params"], saved["target"]
-        self.opt, self.updates = saved["opt"], int(saved["updates"])
-        self.run.episodes = [(int(step), float(x)) for step, x in saved["episodes"] if step >= 0]
-        self.run.ratios = [(int(step), float(x)) for step, x in saved["ratios"] if step >= 0]
+def update(run: Run) -> None:
+    clock, learner = run.clocks["learner"], run.learner
+    with clock("draw, with its waiting"):  # waits while draws are ahead of the additions
+        sample = run.shared.sample(jax.random.fold_in(jax.random.key(run.seed), learner["updates"]), BATCH)
+    with clock("learning"):
+        *new, td_errors = learn(learner["params"], learner["target"], learner["opt"], sample.items)
+        # An actor may have overwritten a drawn item meanwhile; its priority then stays.
+        run.shared.update(sample.indices, jax.block_until_ready(td_errors))
+    run.learner = dict(zip(("params", "target", "opt"), new, strict=True), updates=learner["updates"] + 1)
+    if run.learner["updates"] % 20 == 0:
+        run.ratios.append((run.taken, run.shared.drawn / max(run.shared.added, 1)))
 
 
-def padded(rows: list[tuple[float, float]], length: int) -> np.ndarray:
-    """Rows, and -1 after them, so that the arrays of all checkpoints have the same shapes."""
-    found = np.full((length, 2), -1, np.float32)
-    found[: len(rows)] = np.reshape(rows, (-1, 2))
-    return found
+def contents(run: Run, replay: Any, added: int, drawn: int) -> dict[str, Any]:
+    """Contents of a checkpoint. Lists are padded, so that the arrays of all checkpoints have the same shapes."""
+    history = np.full((2, STEPS, 2), -1, np.float32)
+    for padded, rows in zip(history, (run.episodes, run.ratios), strict=True):
+        padded[: len(rows)] = np.reshape(rows, (-1, 2))
+    return {"replay": replay, "added": added, "drawn": drawn, "learner": run.learner, "history": history}
 
 
-def make_run(steps: int, seed: int, checkpoint: Path, resume: bool) -> tuple[Run, Learner, int]:
-    """A run, new or resumed, its learner, and the number of updates it takes in all."""
-    num_updates = RATIO * (steps - WARMUP) // BATCH
-    network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(2)])
-    opt = optax.adam(optax.linear_schedule(2e-3, 0.0, num_updates))
+def save(run: Run, checkpoint: Path, wait: bool = False) -> None:
+    """Write a checkpoint of one moment; it is being written while the threads go on, unless `wait`."""
+    with run.shared.state() as cell:
+        saved = contents(run, cell.state, run.shared.added, run.shared.drawn)
+        jr.save(checkpoint, {"replay": buffer}, saved, wait=wait)
+
+
+def begin(seed: int, checkpoint: Path) -> Run:
+    """A run, resumed if there is a checkpoint."""
     params = network.init(jax.random.key(seed), jnp.zeros((1, 4)))
-    beta = optax.linear_schedule(0.4, 1.0, num_updates)
-    buffer = jr.ReplayBuffer(capacity=2**15, sampler=jr.Prioritized(alpha=0.6, beta=beta))
+    learner = {"params": params, "target": params, "opt": optimizer.init(params), "updates": 0}
     no, obs = jnp.zeros(ENVS, bool), jnp.zeros((ENVS, 4))
-    items = jr.NStep(n=3, gamma=0.99, num_envs=ENVS).spec(obs, jnp.zeros(ENVS, jnp.int32), jnp.zeros(ENVS), no, no, obs)
-    settings = {"ratio": RATIO, "min_size": WARMUP}
-    run = Run(steps, network, params, jr.Shared(buffer, buffer.init(items), **settings), seed)
-    learner = Learner(run, opt)
-    if resume:
-        like = {"replay": buffer.init(items), "added": 0, "drawn": 0} | learner.saved()
-        saved = jr.restore(checkpoint, {"replay": buffer}, like)
-        run.shared = jr.Shared(buffer, saved["replay"], added=saved["added"], drawn=saved["drawn"], **settings)
-        learner.load(saved)
-        print(f"goes on at update {learner.updates:,}, with {run.shared.size():,} transitions")
-    return run, learner, num_updates
+    replay = buffer.init(tracer.spec(obs, jnp.zeros(ENVS, jnp.int32), jnp.zeros(ENVS), no, no, obs))
+    run, counts = Run(seed, learner, None, [], []), {"added": 0, "drawn": 0}
+    if checkpoint.exists():
+        saved = jr.restore(checkpoint, {"replay": buffer}, contents(run, replay, 0, 0))
+        replay, counts = saved["replay"], {name: saved[name] for name in counts}
+        run.learner = saved["learner"] | {"updates": int(saved["learner"]["updates"])}
+        run.episodes, run.ratios = ([(int(t), float(x)) for t, x in rows if t >= 0] for rows in saved["history"])
+        print(f"goes on at update {run.learner['updates']:,}")
+    run.shared = jr.Shared(buffer, replay, ratio=RATIO, min_size=WARMUP, **counts)
+    return run
 
 
-def train(run: Run, learner: Learner, num_updates: int, checkpoint: Path, actors: int) -> bool:
-    """Run all threads until `num_updates`; False if interrupted. Either way the last state is saved."""
-    from tqdm import tqdm
-
-    bar = tqdm(total=num_updates, initial=learner.updates, unit=" updates")
+def train(run: Run, updates: int, checkpoint: Path) -> None:
+    """Run all threads until so many updates were made. If interrupted, the last state is saved."""
+    bar = tqdm(total=updates, initial=run.learner["updates"], unit=" updates")
     try:
-        with concurrent.futures.ThreadPoolExecutor(actors) as threads, run.shared:
-            for actor in range(actors):
-                threads.submit(act, run, actor, learner.updates)
-            while learner.updates < num_updates:
-                learner.update()
+        with concurrent.futures.ThreadPoolExecutor(ACTORS) as threads, run.shared:  # closed at the end: actors end too
+            for actor in range(ACTORS):
+                threads.submit(act, run, actor, run.learner["updates"])
+            while run.learner["updates"] < updates:
+                update(run)
                 bar.update()
-                if learner.updates % 2_000 == 0:
-                    learner.save(checkpoint)
-                if learner.updates % 100 == 0:
-                    bar.set_description(f"return {mean_return(run):.0f}, ratio {run.ratios[-1][1]:.2f}")
+                if run.learner["updates"] % SAVE_EVERY == 0:
+                    save(run, checkpoint)
     except KeyboardInterrupt:
-        print(f"\ninterrupted after {learner.updates:,} updates; --resume goes on")
-        return False
+        raise SystemExit(f"interrupted after {run.learner['updates']:,} updates; the same command goes on") from None
     finally:
         bar.close()
-        learner.save(checkpoint, wait=True)
-    return True
+        save(run, checkpoint, wait=True)
 
 
-def mean_return(run: Run) -> float:
-    """Mean return of the last episodes; NaN if there are none."""
-    return float(np.mean([x for _, x in run.episodes[-WINDOW:]] or [np.nan]))
-
-
-def plot(path: Path, runs: list[Run]) -> None:
+def plot(runs: list[Run]) -> None:
     """Returns and ratio of each seed, and the shares of the threads' time in the last run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    returns, ratio, time_of = figure.subplots(1, 3)
+    figure, (returns, ratio, time_of) = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
     for run in runs:
         steps, values = np.array(run.episodes).T
-        means = np.convolve(values, np.ones(WINDOW) / WINDOW, "valid") if len(values) >= WINDOW else values
+        means = np.convolve(values, np.ones(LAST) / LAST, "valid") if len(values) >= LAST else values
         returns.plot(steps[-len(means) :], means, label=f"seed {run.seed}")
         ratio.plot(*np.array(run.ratios).T)
-    returns.set(title=f"Return, mean of {WINDOW} episodes", xlabel="environment steps", ylim=(0, 510))
-    returns.legend(frameon=False)
+    returns.set(title=f"Return, mean of {LAST} episodes", xlabel="environment steps", ylim=(0, 510))
     ratio.axhline(RATIO, color="gray", linestyle="--", linewidth=1)
-    ratio.set(title=f"Draws for each addition; asked: {RATIO}", xlabel="environment steps")
-    ratio.set_ylim(RATIO * 0.8, RATIO * 1.2)
-    for axes in (returns, ratio):
-        axes.locator_params(axis="x", nbins=4)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+    ratio.set(title="Draws for each addition", xlabel="environment steps", ylim=(RATIO * 0.8, RATIO * 1.2))
     threads = sorted(runs[-1].clocks)
-    activities = list(dict.fromkeys(x for name in threads for x in runs[-1].clocks[name].seconds))
     left = np.zeros(len(threads))
-    for activity in activities:
+    for activity in dict.fromkeys(x for name in threads for x in runs[-1].clocks[name].seconds):
         seconds = np.array([runs[-1].clocks[name].seconds[activity] for name in threads])
         share = 100 * seconds / [sum(runs[-1].clocks[name].seconds.values()) for name in threads]
         time_of.barh(threads, share, left=left, label=activity)
         left += share
     time_of.set(title="Time of each thread (%)", xlim=(0, 100))
     time_of.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    figure.savefig("sebulba.png", dpi=150)
 
 
-def main() -> None:
-    parser = Parser("Double DQN on CartPole-v1 with actors in threads.")
-    parser.add_count("steps", "environment steps of a seed", 150_000, 6_000, low=2 * WARMUP)
-    parser.add_count("actors", "threads that act", 2, 2, high=64)
-    parser.add_experiment(seeds=2, short_seeds=1)
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the checkpoint of --seed in the output folder"
-    )
-    args = parser.parse()
-    runs, seconds = [], time.perf_counter()
-    for seed in range(args.seed, args.seed + args.seeds):
-        checkpoint = args.out / f"sebulba_{seed}"
-        resume = args.resume and seed == args.seed
-        if checkpoint.exists() and not resume:
-            shutil.rmtree(checkpoint)
-        run, learner, num_updates = make_run(args.steps, seed, checkpoint, resume)
-        if not train(run, learner, num_updates, checkpoint, args.actors):
-            return
-        runs.append(run)
-        mean = mean_return(run)
-        print(
-            f"seed {seed}: return {mean:.0f}, {mean / RANDOM_RETURN:.1f} times random play; "
-            f"{run.shared.added:,} rows added and {run.shared.drawn:,} drawn"
-        )
-    plot(args.out / "sebulba.png", runs)
-    print(f"{time.perf_counter() - seconds:.0f} s; wrote {args.out / 'sebulba.png'}")
+def main() -> np.ndarray:
+    """Returns of the last episodes [seeds, 1]."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds (2)")
+    parser.add_argument("--short", action="store_true", help="one seed, a few seconds; it does not learn")
+    args = parser.parse_args()
+    steps, seeds = (6_000, 1) if args.short else (STEPS, args.seeds)
+
+    runs, checkpoints = [], [Path(f"sebulba_{seed}") for seed in range(args.seed, args.seed + seeds)]
+    for seed, checkpoint in enumerate(checkpoints, args.seed):
+        runs.append(begin(seed, checkpoint))
+        train(runs[-1], RATIO * (steps - WARMUP) // BATCH, checkpoint)
+    plot(runs)
+    for checkpoint in checkpoints:
+        shutil.rmtree(checkpoint)
+    found = np.array([np.mean([x for _, x in run.episodes[-LAST:]]) for run in runs])
+    print(f"return of the last {LAST} episodes: {found.mean():.0f}; by seed: {np.round(found)}")
+    return found[:, None]
 
 
 if __name__ == "__main__":

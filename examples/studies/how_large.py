@@ -1,5 +1,7 @@
 """How large a buffer, and which n? The DQN of sweep.py on CartPole and on Acrobot.
 
+With few updates the largest buffer, and on CartPole a large n; with more updates it depends on the task.
+
 pip install -e '.[examples]'
 python examples/studies/how_large.py           # 20 seeds; figures in how_large.json
 python examples/studies/how_large.py --short   # a few seconds, to see that it runs
@@ -83,15 +85,11 @@ def plot(path: Path, title: str, returns: dict[str, dict[int, np.ndarray]], name
     figure.savefig(path, dpi=130)
 
 
-def parse_args() -> argparse.Namespace:
+def main() -> None:
     parser = Parser("Returns of n steps by the capacity of the buffer and by the updates per step.")
     parser.add_experiment(seeds=20)
-    parser.add_count("steps", "environment steps per seed", 50_000, 2_000, low=1_600)
-    return parser.parse()
-
-
-def main() -> None:
-    args = parse_args()
+    parser.add_count("steps", "environment steps per seed", 50_000, 2_000)
+    args = parser.parse()
     capacities = (*(x for x in CAPACITIES if x < args.steps), args.steps)
     tasks, ratios = (list(TASKS)[:1], UPDATES[:1]) if args.short else (list(TASKS), UPDATES)
     names = names_of(capacities, args.steps)

@@ -94,16 +94,6 @@ def training(agent: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Training of an agent, with the settings of its example: init(keys) -> state, and advance(state, times)."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
-    dqn, example = importlib.import_module("dqn"), importlib.import_module(agent)
-    if agent in ("minatar", "r2d2"):
-        return jax.vmap(example.init), lambda state, times: jax.lax.scan(
-            jax.vmap(example.step, in_axes=(0, None)), state, times
-        )
-    settings: dict[str, Any] = {"steps": 10_000}
-    if agent == "dqn":
-        settings["buffer"] = dqn.make_buffer(per=True, steps=settings["steps"])
-    config = example.Config(**settings)
-    environment = {"dqn": "CartPole-v1", "sac": "Pendulum-v1"}.get(agent)
-    made = example.make_agent(config, *(importlib.import_module("gymnax").make(environment) if environment else ()))
-    _, advance = importlib.import_module("experiment").make_loop(made, config)
-    return jax.vmap(made[0]), advance
+    example = importlib.import_module(agent)
+    step = jax.vmap(example.step, in_axes=(0, None))
+    return jax.vmap(example.init), lambda state, times: jax.lax.scan(step, state, times)

@@ -1,6 +1,7 @@
 """(e) The DQN of examples/agents/dqn.py, with jaxreplay's buffer and with flashbax's: time and returns."""
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -12,11 +13,11 @@ import numpy as np
 import optax
 from flax import struct
 from harness import percentiles
-from jax_buffers import ALPHA, flashbax_item_buffer
+from jax_buffers import flashbax_item_buffer
 
 import jaxreplay as jr
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples/agents"
+STUDIES = pathlib.Path(__file__).parents[2] / "examples/studies"
 POINTS = 101  # of a learning curve
 
 
@@ -63,37 +64,54 @@ class FlashbaxBuffer:
         return FlashbaxState(self._buffer.set_priorities(state.buffer, indices, priorities), state.updates + 1)
 
 
+def train(dqn: Any, keys: jax.Array) -> jax.Array:
+    """The return of each episode at its last step, and NaN elsewhere, [steps, seeds, num_envs]."""
+    act = jax.vmap(dqn.act, in_axes=(0, None))
+    states, first = jax.lax.scan(lambda x, _: act(x, 1.0), jax.vmap(dqn.init)(keys), length=dqn.WARMUP)
+    _, returns = jax.lax.scan(jax.vmap(dqn.step, in_axes=(0, None)), states, jnp.arange(dqn.STEPS))
+    return jnp.concatenate([first, returns])
+
+
+def learning_curves(returns: np.ndarray, last_episodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Environment steps of a seed [POINTS], and the mean return of its last episodes at each [seeds, POINTS]."""
+    steps, seeds, num_envs = returns.shape
+    times, curves = np.linspace(0, steps, POINTS), np.full((seeds, POINTS), np.nan)
+    for seed in range(seeds):
+        ended, envs = np.nonzero(~np.isnan(returns[:, seed]))
+        episodes = returns[ended, seed, envs]
+        for point, count in enumerate(np.searchsorted(ended, times)):
+            if count:
+                curves[seed, point] = episodes[max(0, count - last_episodes) : count].mean()
+    return times * num_envs, curves
+
+
 def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
     """Train in turn with each buffer; seconds a training, returns by seed, and learning curves."""
-    sys.path.insert(0, str(EXAMPLES))
+    sys.path.append(str(STUDIES))
     try:
-        import dqn
         import experiment
-        import gymnax
+        import gymnax  # noqa: F401 (the agent's environment)
     except ImportError as error:
         return {"skipped": f"{error.name} is not installed"}
-    seeds, pairs = (2, 1) if smoke else (8, 3)
-    steps = 50 if smoke else (250_000 // dqn.Config.num_envs - dqn.Config.warmup) // 50 * 50
-    beta = optax.linear_schedule(0.4, 1.0, steps)
-    buffers = {"jaxreplay": jr.ReplayBuffer(capacity=dqn.CAPACITY, sampler=jr.Prioritized(alpha=ALPHA, beta=beta))}
+    seeds, pairs, steps = (2, 1, 50) if smoke else (8, 3, 15_500)
+    sizes = {"WARMUP, STEPS, INTERVAL": (100, steps, steps // 50)}
+    agents = {name: experiment.agent("dqn", **sizes) for name in ("jaxreplay", "flashbax")[: 1 + with_flashbax]}
     if with_flashbax:
-        buffers["flashbax"] = FlashbaxBuffer(dqn.CAPACITY, dqn.Config.batch_size, beta)
+        dqn = agents["flashbax"]
+        dqn.buffer = FlashbaxBuffer(dqn.CAPACITY, dqn.BATCH, optax.linear_schedule(0.4, 1.0, steps))
 
     keys = jax.random.split(jax.random.key(0), seeds)
-    result, compiled, seconds = {}, {}, {name: [] for name in buffers}
-    for name, buffer in buffers.items():
+    result, compiled, seconds = {}, {}, {name: [] for name in agents}
+    for name, dqn in agents.items():
         started = time.perf_counter()
-        config = dqn.Config(buffer=buffer, steps=steps)
-        agent = dqn.make_agent(config, *gymnax.make("CartPole-v1"))
-        train = experiment.make_train(agent, config, lambda returns: None)
-        compiled[name] = train.lower(keys).compile()
+        compiled[name] = jax.jit(functools.partial(train, dqn)).lower(keys).compile()
         result[name] = {"compile_s": round(time.perf_counter() - started, 2)}
     for _ in range(pairs):
-        for name, train in compiled.items():
+        for name, trained in compiled.items():
             started = time.perf_counter()
-            returns = np.asarray(train(keys))
+            returns = np.asarray(trained(keys))
             seconds[name].append(time.perf_counter() - started)
-            env_steps, curves = experiment.learning_curves(returns, dqn.LAST_EPISODES, POINTS)
+            env_steps, curves = learning_curves(returns, agents[name].LAST)
             result[name]["curves"] = np.round(np.nan_to_num(curves), 1).tolist()
     for name, of_name in result.items():
         final = np.array(of_name["curves"])[:, -1]

@@ -1,1 +1,0 @@
-../studies/experiment.py

@@ -239,6 +239,11 @@ class Turn:
         self._turns, self.call, self.added, self.drawn, self.timeout = turns, call, added, drawn, timeout
         self.counts = counts  # False for a block that also reads after `close`
 
+    def __getattr__(self, name: str) -> Any:
+        if name != "state":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise RuntimeError("state: read outside of its block; write with shared.state() as cell, then cell.state.")
+
     def is_late(self) -> bool:
         """True if it has waited for `timeout` seconds."""
         return self._deadline is not None and time.monotonic() >= self._deadline

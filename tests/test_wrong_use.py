@@ -265,19 +265,19 @@ CASES |= {
     ),
     "next observations of another shape": (
         lambda: NSTEP.init(*STEP, STEP[0][:, :2]),
-        r"s_next: got float32\[2, 2\], expected float32\[2, 3\], as s; or None",
+        r"leaf \['s_next'\]: got float32\[2, 2\], s stores float32\[2, 3\]",
     ),
     "next observations of another dtype": (
-        lambda: jax.eval_shape(NSTEP.init, *STEP, {"a": STEP[0]}["a"].astype(np.uint8)),
-        r"s_next: got uint8\[2, 3\], expected float32",
+        lambda: jax.eval_shape(NSTEP.init, *STEP, STEP[0].astype(np.uint8)),
+        r"\['s_next'\]: got uint8\[2, 3\], s stores float32\[2, 3\]; x.astype",
     ),
     "a rollout's next observations": (
         lambda: jr.n_step_transitions(*LONG[:5], LONG[5][..., :2], n=2, gamma=0.9),
-        r"S_next: got float32\[5, 2, 2\], expected float32\[5, 2, 3\], as S",
+        r"\['S_next'\]: got float32\[5, 2, 2\], S stores float32\[5, 2, 3\]",
     ),
-    "a rollout for a tracer": (lambda: NSTEP.init(*LONG), r"expected \[5\], .*; give many steps to n_step_transitions"),
-    "a schedule of nothing": (schedule(lambda: 1.0), "beta=.*: must return one number for a number of updates, .* got"),
-    "a schedule of three": (schedule(lambda count: np.ones(3)), r"beta=.*: must return one number .*got \(3,\)"),
+    "a rollout for a tracer": (lambda: NSTEP.init(*LONG), r"expected \[5\], .* give many steps to n_step_transitions"),
+    "a schedule of nothing": (schedule(lambda: 1.0), "beta=.*: must return one number for a number of updates"),
+    "a schedule of three": (schedule(lambda count: np.ones(3)), r"beta=.*: must return one number"),
     "a schedule of text": (schedule(lambda count: "one"), "beta=.*: must return one number"),
     "alphas": (
         lambda: PRIORITIZED.sample(with_alpha(ONES), KEY, 2),
@@ -289,9 +289,9 @@ CASES |= {
         "weights=.*: must not be negative or NaN",
     ),
     "text to store": (lambda: REPLAY.init({"a": "text"}), rf"leaf \['a'\]: got 'text', {NOT_ARRAYS}"),
-    "text to add": (lambda: REPLAY.add(STATE, {"a": "text"}), rf"items\['a'\]: got 'text', {NOT_ARRAYS}"),
-    "objects to add": (lambda: REPLAY.add(STATE, ROWS.astype(object)), rf"items: got object\[3\], {NOT_ARRAYS}"),
-    "text as TD errors": (lambda: REPLAY.update(STATE, HANDLES, "all"), f"td_errors: got 'all', {NOT_ARRAYS}"),
+    "text to add": (lambda: REPLAY.add(STATE, {"a": "text"}), rf"leaf \['items'\]\['a'\]: got 'text', {NOT_ARRAYS}"),
+    "objects to add": (lambda: REPLAY.add(STATE, ROWS.astype(object)), rf"\['items'\]: got object\[3\], {NOT_ARRAYS}"),
+    "text as TD errors": (lambda: REPLAY.update(STATE, HANDLES, "all"), rf"\['td_errors'\]: got 'all', {NOT_ARRAYS}"),
     "another dtype": (
         lambda: REPLAY.add(STATE, HANDLES),
         r"leaf <root>: got int32\[\], the buffer stores float32\[\]; x.astype\('float32'\) converts it",
@@ -310,7 +310,7 @@ CASES |= {
     ),
     "a mask by position": (
         lambda: REPLAY.add(STATE, ROWS, ROWS > 0),
-        r"add\(\): too many positional arguments; it takes state, items, and by name mask, td_errors",
+        r"add\(\): too many positional arguments; it takes state, items, mask=, td_errors=",
     ),
     "save, the buffer first": (lambda: jr.save(REPLAY, STATE, "x"), "path: got a ReplayBuffer, expected the name of a"),
     "restore, the state first": (lambda: jr.restore(STATE, "x", REPLAY), "path: got a ReplayState, .*; give it first"),
@@ -319,15 +319,18 @@ CASES |= {
         "got a ReplayBuffer; expected an array",
     ),
     "save, the buffer twice": (lambda: jr.save("nowhere/at all", REPLAY, {"a": REPLAY}), "'a'.*got a ReplayBuffer"),
-    "memory of a state": (lambda: jr.memory(REPLAY, STATE), "items: got a ReplayState, expected items; give what"),
+    "memory of a state": (
+        lambda: jr.memory(REPLAY, STATE),
+        "items: got a ReplayState, expected items, as init takes them",
+    ),
     "a mesh": (
         lambda: jr.Sharded(buffer=REPLAY, mesh=2),
-        r'mesh=2: .*; give jax.sharding.Mesh\(jax.devices\(\), \("data"',
+        r"mesh=2: .*; give jax.sharding.Mesh\(jax.devices\(\), \(.data.",
     ),
     "a length": (lambda: len(REPLAY), r"len: a ReplayBuffer holds no items, its state does; use size\(state\)"),
     "a cell outside of its block": (
         lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state,
-        r"state: read outside of its block; write with shared.state\(\) as cell",
+        r"state: is there inside of the block only; write with shared.state\(\) as cell",
     ),
     "no .npz": (lambda: jr.datasets.from_ogbench("walk.zip"), "path='walk.zip': must be a file .npz"),
 }
@@ -366,4 +369,4 @@ def test_a_program_takes_a_buffer_as_an_argument():
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_use_is_told(name):
     call, message = CASES[name]
-    rejects(message, call, error=(AttributeError, RuntimeError, TypeError, ValueError))
+    rejects(message, call, error=(AttributeError, TypeError, ValueError))

@@ -125,8 +125,10 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
             if isinstance(error, TypeError):  # JAX refuses what is no array before the call is traced
                 if first == "state":
                     self._check_state(state)
-                for name, value in zip(names, arguments, strict=True):
-                    CHECKS["key"](value) if name == "key" else checks.check_arrays(name, value)
+                named = {name: x for name, x in zip(names, arguments, strict=True) if name not in call.every_static}
+                if "key" in named:
+                    checks.check_key(named.pop("key"))
+                checks.check_arrays(named)
             raise
 
     @functools.wraps(body)
@@ -163,9 +165,8 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
             except TypeError as error:
                 if first == "state":
                     self._check_state(state)
-                takes = f"it takes {', '.join([first, *names[:num_positional]])}"
-                takes += f", and by name {', '.join(names[num_positional:])}" * (num_positional < len(names))
-                raise TypeError(f"{type(self).__name__}.{method}(): {error}; {takes}.") from None
+                takes = ", ".join([first, *names[:num_positional], *(f"{x}=" for x in names[num_positional:])])
+                raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
         return tuple(values)
 
     return by_position

@@ -37,23 +37,19 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def as_spec(items: Any) -> Any:
     """Shapes and dtypes of `items` in JAX's canonical dtypes."""
-    try:
-        return jax.eval_shape(lambda x: x, items)
-    except TypeError:
-        check_arrays("leaf ", items)
-        raise
+    check_arrays(items)
+    return jax.eval_shape(lambda x: x, items)
 
 
-def check_arrays(name: str, tree: Any) -> None:
-    """Raise a `TypeError` for a leaf that is no array of JAX or NumPy with a dtype of JAX, and no number."""
+def check_arrays(tree: Any) -> None:
+    """Raise a `TypeError` for a leaf that is no array with a dtype of JAX, and no number."""
     for path, leaf in named_leaves(tree).items():
         try:
             jax.eval_shape(lambda x: x, leaf)
         except TypeError:
-            place = f"{name}{path}" if path != "<root>" or name.endswith(" ") else name
             found = type_text(leaf) if isinstance(leaf, np.ndarray) else brief(leaf)
             rule = "an array of numbers or bools in a dtype of JAX; convert it, or leave it out"
-            raise TypeError(f"{place}: got {found}, expected {rule}.") from None
+            raise TypeError(f"leaf {path}: got {found}, expected {rule}.") from None
 
 
 def as_arrays(items: Any) -> Any:
@@ -335,11 +331,6 @@ def config(kind: K) -> K:
 
     made.__init__, made.__repr__, made._is_config = init, text, True
     return jax.tree_util.register_static(made)  # so that programs may take one as an ordinary argument
-
-
-def is_config(x: Any) -> bool:
-    """True for a configuration, which holds no arrays."""
-    return hasattr(type(x), "_is_config")
 
 
 def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices") -> jax.Array:

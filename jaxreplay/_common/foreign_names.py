@@ -31,12 +31,10 @@ FOR_NAMES = {
     "set_priorities": "update(state, sample.indices, td_errors)",
     "sample_batch": "sample(state, key, batch_size)",
     "push": "add(state, items)",
-    "store": "add(state, items)",
     "get_stored_size": "size(state)",
     "len": "size(state)",
     "reset": "clear(state)",
     "experience": "sample.items",
-    "priorities": "sample.probabilities, or buffer.priorities(state, sample.indices)",
 }
 
 

@@ -122,10 +122,7 @@ class Sampler(abc.ABC, Generic[S]):
         """True if every row of a draw holds an item, unless there is none. A subclass does not inherit it."""
         return False
 
-    @property
-    def is_distinct(self) -> bool:
-        """True if the items of a draw are distinct. A buffer then refuses a draw of more rows than it has slots."""
-        return False
+    is_distinct = property(lambda _: False, doc="True if each item is drawn once, at most as many rows as slots.")
 
     def unnormalized(self) -> Self:
         """The same sampler, for the same states, with weights that are not divided by the largest.

@@ -1,5 +1,6 @@
 """Prioritized: proportional prioritization, P(i) proportional to priority^alpha."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -91,14 +92,11 @@ def _check_beta(name: str, beta: Any) -> Any:
     remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
     if not callable(beta):
         return checks.check_number(name, beta, 0, 1, *remedies)
-    try:
-        found = jax.eval_shape(lambda count: jnp.float32(beta(count)), jax.ShapeDtypeStruct((), jnp.int32)).shape
-    except (TypeError, ValueError) as error:
-        found = error
-    if found != ():
-        rule = "must return one number for a number of updates, an int32 [], as the schedules of optax do"
-        raise ValueError(f"{name}={checks.brief(beta)}: {rule}; got {found}.")
-    return beta
+    rule = "must return one number for a number of updates, an int32 [], as the schedules of optax do"
+    with contextlib.suppress(TypeError, ValueError):
+        if jax.eval_shape(lambda count: jnp.float32(beta(count)), jax.ShapeDtypeStruct((), jnp.int32)).shape == ():
+            return beta
+    raise ValueError(f"{name}={checks.brief(beta)}: {rule}.")
 
 
 def _check_max_priority(name: str, value: Any) -> Any:

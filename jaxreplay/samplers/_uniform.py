@@ -40,9 +40,7 @@ class Uniform(Sampler[None]):
     def fills_rows(self) -> bool:
         return self.replacement
 
-    @property
-    def is_distinct(self) -> bool:
-        return not self.replacement
+    is_distinct = property(lambda self: not self.replacement)
 
     def init(self, capacity: int) -> None:
         return None

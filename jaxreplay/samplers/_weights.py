@@ -98,7 +98,8 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
       2.0
     """
     weights = checks.as_real("weights", weights, "numbers, float [..., B]")
-    if not isinstance(weights, jax.core.Tracer) and not np.all(xla.on_host(weights) >= 0):
+    is_known = not isinstance(weights, jax.core.Tracer) and weights.is_fully_addressable
+    if is_known and not np.all(xla.on_host(weights) >= 0):
         raise ValueError(f"weights={checks.brief(weights)}: must not be negative or NaN; give those of a draw.")
     return _effective_sample_size(weights)
 

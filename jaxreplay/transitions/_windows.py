@@ -74,16 +74,12 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
         leaf = found[field]
         if field in KINDS and leaf is not None and leaf.shape != leading:
             remedy = f"{'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis"
-            if not what and leaf.ndim == 2 and leaf.shape == found["terminated"].shape:
-                remedy = "give many steps to n_step_transitions"
+            remedy += "" if what else ", or give many steps to n_step_transitions"
             rule = f"{list(leading)}, one {KINDS[field]} {each}"
             raise ValueError(f"{name}: got {checks.type_text(leaf)}, expected {rule}; {remedy}.")
     if jax.tree.structure(steps.s_next) == jax.tree.structure(steps.s):  # another structure, or None, is meant
-        for (path, x), like in zip(checks.named_leaves(steps.s_next).items(), jax.tree.leaves(steps.s), strict=True):
-            if checks.type_text(x) != checks.type_text(like):
-                name = names["s_next"] + path.replace("<root>", "")
-                expected = f"{checks.type_text(like)}, as {names['s']}"
-                raise ValueError(f"{name}: got {checks.type_text(x)}, expected {expected}; or None if it is elsewhere.")
+        name = names["s_next"]
+        checks.check_like({name: steps.s_next}, {name: steps.s}, 0, 0, names["s"])
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):

@@ -83,9 +83,8 @@ class Sharded(Sized, Generic[S]):
             remedy = "for a Mixture over devices, give it Sharded buffers"
             raise ValueError(f"buffer={checks.brief(self.buffer)}: {rule}; {remedy}.")
         if not isinstance(self.mesh, Mesh):
-            raise ValueError(
-                f'mesh={self.mesh!r}: must be a mesh; give jax.sharding.Mesh(jax.devices(), ("{self.axis}",)).'
-            )
+            remedy = f"give jax.sharding.Mesh(jax.devices(), ({self.axis!r},))"
+            raise ValueError(f"mesh={self.mesh!r}: must be a mesh; {remedy}.")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
         part_of(self.buffer, self.num_shards)  # for its checks

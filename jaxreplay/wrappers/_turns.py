@@ -240,9 +240,9 @@ class Turn:
         self.counts = counts  # False for a block that also reads after `close`
 
     def __getattr__(self, name: str) -> Any:
-        if name != "state":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        raise RuntimeError("state: read outside of its block; write with shared.state() as cell, then cell.state.")
+        raise AttributeError(
+            f"{name}: is there inside of the block only; write with shared.state() as cell.", name=name
+        )
 
     def is_late(self) -> bool:
         """True if it has waited for `timeout` seconds."""

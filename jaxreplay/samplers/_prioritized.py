@@ -121,7 +121,8 @@ class Prioritized(Sampler[PrioritizedState]):
     `sample` can override beta. `alpha`, `epsilon` and `floor` are the first values of arrays of the state, which
     `state.sampler.replace(alpha=alpha)` changes before the first `add`. So each lane of `jax.vmap` may have its own.
 
-    A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
+    A non-finite TD error only increments the state's counter `rejected`. So does any while alpha or epsilon of the state
+    is NaN or negative, or floor is NaN. Positive p^alpha are clipped to
     [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:

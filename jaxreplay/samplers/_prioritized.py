@@ -121,9 +121,9 @@ class Prioritized(Sampler[PrioritizedState]):
     `sample` can override beta. `alpha`, `epsilon` and `floor` are the first values of arrays of the state, which
     `state.sampler.replace(alpha=alpha)` changes before the first `add`. So each lane of `jax.vmap` may have its own.
 
-    A non-finite TD error only increments the state's counter `rejected`. So does any while alpha or epsilon of the state
-    is NaN or negative, or floor is NaN. Positive p^alpha are clipped to
-    [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
+    A non-finite TD error only increments the state's counter `rejected`. So does one whose p would be negative, and any
+    while alpha is negative, or alpha, epsilon or floor is NaN. Positive p^alpha are clipped to [2^-63, 2^63 /
+    capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.

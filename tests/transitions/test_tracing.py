@@ -428,7 +428,7 @@ def test_arguments_that_are_missing_are_named_with_the_call():
         (lambda: tracer.flush(), r"flush\(\) missing 1 required .*: 'state'"),
         (
             lambda: jr.ReplayBuffer(capacity=4).add(stored),
-            r"ReplayBuffer\.add\(\): missing a required argument: 'items'",
+            r"Buffer\.add\(\): missing a required argument: 'items'",
         ),
         (lambda: jr.ReplayBuffer(capacity=4).update(stored, one=1), r"Buffer\.update\(\): .*"),
     ):

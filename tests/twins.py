@@ -437,7 +437,7 @@ class Run:
         of_lane = (lambda tree, k: at(tree, k)) if self.mode == "vmap" else (lambda tree, k: tree)
         for k, lane in enumerate(lanes):
             lane.check_state(self.buffer, of_lane(state, k))
-        if self.mode == "eager" and not lanes[0].twin.size:
+        if self.mode == "eager" and not any(shard.handles for shard in lanes[0].twin.shards):
             rejects("cannot sample", self.look, self.state, asked)
             return
         seen = jax.device_get(self.look(self.state, asked))

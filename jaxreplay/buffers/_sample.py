@@ -85,8 +85,6 @@ def is_known_empty(buffer: Any, state: Any) -> bool:
     size = state.ring.size
     if isinstance(size, jax.core.Tracer):
         return False
-    if state.uses is not None and state.uses.unspent is not None:
-        size = buffer.size(state)
     # Summed on the host: a device would sum after the draw. Shards of other processes cannot be read here.
     size = xla.on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
     return bool(size == 0)

@@ -65,8 +65,7 @@ def check_state(buffer: Any, state: Any) -> None:
         for name, x in checks.named_leaves(state.sampler).items():
             if name[1:] in vars(buffer.sampler) and x.shape:
                 raise ValueError(f"state.sampler{name}: got {checks.type_text(x)}, expected one number; use jax.vmap.")
-        found = "this state is of another sampler, size, count_updates or max_uses"
-        found = f"sampler={checks.brief(buffer.sampler)}: {found}"
+        found = f"sampler={buffer.sampler!r}: this state is of another sampler, size, count_updates or max_uses"
         raise ValueError(f"{found}; use the buffer that made it, or convert the state with jaxreplay.migrate.")
 
 

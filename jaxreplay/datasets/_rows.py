@@ -196,8 +196,6 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
       [True, True, False]
     """
     names = ("observations", "actions", "terminals")
-    if not os.fspath(path).endswith(".npz"):
-        raise ValueError(f"path={os.fspath(path)!r}: must be a file .npz; ogbench.download_datasets gets them.")
     with np.load(path) as file:
         missing = [name for name in names if name not in file]
         if missing:

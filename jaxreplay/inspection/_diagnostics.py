@@ -113,8 +113,6 @@ def diagnostics(
     thorough = checks.check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
     if key is not None and sample is not None:
         raise ValueError("key and sample: got both; give a key or a sample.")
-    if isinstance(key, Sample):
-        raise ValueError("key: got a Sample, expected a PRNG key; give it by name, sample=.")
     if key is not None:
         checks.check_key(key)
     if sample is not None and not isinstance(sample, Sample):

@@ -41,8 +41,7 @@ from jaxreplay.wrappers._sharded import Sharded
 def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
     """`buffers` as a tuple; a `ValueError` if they are not buffers, or draw different kinds of rows."""
     if not isinstance(buffers, tuple | list) or not buffers:
-        found = checks.brief(buffers)
-        raise ValueError(f"buffers={found}: must be a tuple of at least one buffer, such as (online, offline).")
+        raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
     lengths = []
     for k, buffer in enumerate(buffers):
         whole, shown = whole_of(buffer), f"buffers[{k}]={checks.brief(buffer)}"

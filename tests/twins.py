@@ -327,7 +327,7 @@ def counts_of(buffer):
 
 def rows_of(buffer):
     """DRAWS, or as many as can be drawn if each is drawn once."""
-    is_distinct = unsharded(buffer).sampler.is_distinct
+    is_distinct = not hasattr(buffer, "buffers") and unsharded(buffer).sampler.is_distinct
     return min(DRAWS, unsharded(buffer).num_slots) if is_distinct else DRAWS
 
 

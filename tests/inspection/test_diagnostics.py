@@ -236,7 +236,7 @@ def test_names_and_types_do_not_depend_on_values(kind):
 
 
 def half_filled(counts, **sampler):
-    """Shards that hold so many of the items from 0 and from 20 on, whose TD errors are known; and a draw of 60, or of all."""
+    """Shards that hold so many of the items from 0 and from 20 on, with known TD errors; and a draw of 60, or all."""
     buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, **sampler), 2)
     td_errors = (1.0 + np.arange(40) * 7 % 11).astype(np.float32) ** 2
     place = np.arange(40) % 20

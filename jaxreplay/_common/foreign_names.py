@@ -30,10 +30,8 @@ FOR_NAMES = {
     "update_priority": "update(state, sample.indices, td_errors)",
     "set_priorities": "update(state, sample.indices, td_errors)",
     "sample_batch": "sample(state, key, batch_size)",
-    "push": "add(state, items)",
     "get_stored_size": "size(state)",
     "len": "size(state)",
-    "reset": "clear(state)",
     "experience": "sample.items",
 }
 

@@ -1,8 +1,4 @@
-"""DQN with prioritized 10-step replay on CartPole, four seeds in one jitted scan.
-
-pip install -e '.[examples]'
-python examples/quickstart.py   # prints the returns and draws them in quickstart.png
-"""
+"""DQN with prioritized 10-step replay on CartPole, four seeds in one scan; needs `pip install -e '.[examples]'`."""
 
 import flax.linen as nn
 import gymnax

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seeds
 from helpers import leaves_of, rarely
 
 import jaxreplay as jr
@@ -43,6 +44,18 @@ def dqn():
     assert found["losses"][-100:].mean() < 1e-3
     assert found["replay"].rows.size == 3_000  # each frame once
     assert found["replay"].storage["frame"].dtype == np.uint8
+    check_wrapped(found["of_wrapper"])
+
+
+def check_wrapped(of_wrapper):
+    """Its stacks equal those of a wrapper whose queue is filled with the first frame of each episode."""
+    frames = seeds.rng(0).integers(1, 256, (1, 40, 6)).astype(np.uint8)
+    ends, stacks, queue = np.arange(40) % 7 == 5, [], []
+    for t, frame in enumerate(frames[0]):
+        queue = [*queue, frame][-4:] if t and not ends[t - 1] else [frame] * 4
+        stacks.append(np.stack(queue, axis=-1))
+    wrapped = np.stack(stacks)[None]
+    np.testing.assert_array_equal(of_wrapper(wrapped[..., -1], ends[None]), wrapped[:, 3:])
 
 
 def rainbow():

@@ -232,6 +232,108 @@ CASES |= {
     },
 }
 
+DISTINCT = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
+STREAMS = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, sampler=jr.Uniform(replacement=False))
+STEP = np.zeros((2, 3), np.float32), ONES[:2], ONES[:2], NO[0], NO[0]
+NSTEP = jr.NStep(n=2, gamma=0.9, num_envs=2)
+LONG = [np.zeros((5, *x.shape), x.dtype) for x in (*STEP, STEP[0])]
+
+
+def schedule(function):
+    return lambda: jr.Prioritized(beta=function)
+
+
+def draw(buffer, batch_size, items=ROWS, wrap=lambda call: call):
+    state = zeros(buffer, items)
+    return lambda: wrap(lambda state: buffer.sample(state, KEY, batch_size))(state)
+
+
+def with_alpha(alpha):
+    state = zeros(PRIORITIZED, ROWS)
+    return state.replace(sampler=state.sampler.replace(alpha=alpha))
+
+
+NOT_ARRAYS = "expected an array of numbers or bools in a dtype of JAX; convert it, or leave it out"
+CASES |= {
+    "distinct, too many": (draw(DISTINCT, 5), "a draw of 5 rows, expected at most 4, the slots, as .* draw fewer, or"),
+    "distinct, too many while traced": (draw(DISTINCT, 5, wrap=jax.jit), "a draw of 5 rows, expected at most 4"),
+    "distinct, too many of shards": (draw(over_devices(DISTINCT, 2), 6, ROWS[:2]), "2 shards: got a draw of 3 rows"),
+    "distinct, too many sequences": (draw(STREAMS, 7, STEPS), "a draw of 7 rows, expected at most 6"),
+    "distinct, too many of a mixture": (
+        lambda: jr.Mixture(buffers=(DISTINCT, DISTINCT)).sample((zeros(DISTINCT, ROWS),) * 2, KEY, 10),
+        "a draw of 5 rows, expected at most 4",
+    ),
+    "next observations of another shape": (
+        lambda: NSTEP.init(*STEP, STEP[0][:, :2]),
+        r"leaf \['s_next'\]: got float32\[2, 2\], s stores float32\[2, 3\]",
+    ),
+    "next observations of another dtype": (
+        lambda: jax.eval_shape(NSTEP.init, *STEP, STEP[0].astype(np.uint8)),
+        r"\['s_next'\]: got uint8\[2, 3\], s stores float32\[2, 3\]; x.astype",
+    ),
+    "a rollout's next observations": (
+        lambda: jr.n_step_transitions(*LONG[:5], LONG[5][..., :2], n=2, gamma=0.9),
+        r"\['S_next'\]: got float32\[5, 2, 2\], S stores float32\[5, 2, 3\]",
+    ),
+    "a rollout for a tracer": (lambda: NSTEP.init(*LONG), r"expected \[5\], .* give many steps to n_step_transitions"),
+    "a schedule of nothing": (schedule(lambda: 1.0), "beta=.*: must return one number for a number of updates"),
+    "a schedule of three": (schedule(lambda count: np.ones(3)), r"beta=.*: must return one number"),
+    "a schedule of text": (schedule(lambda count: "one"), "beta=.*: must return one number"),
+    "alphas": (
+        lambda: PRIORITIZED.sample(with_alpha(ONES), KEY, 2),
+        r"state.sampler.alpha: got float32\[3\], expected one number; use jax.vmap",
+    ),
+    "negative weights": (lambda: jr.effective_sample_size(-ONES), "weights=.*: must not be negative or NaN"),
+    "weights that are NaN": (
+        lambda: jr.effective_sample_size(ONES * np.nan),
+        "weights=.*: must not be negative or NaN",
+    ),
+    "text to store": (lambda: REPLAY.init({"a": "text"}), rf"leaf \['a'\]: got 'text', {NOT_ARRAYS}"),
+    "text to add": (lambda: REPLAY.add(STATE, {"a": "text"}), rf"leaf \['items'\]\['a'\]: got 'text', {NOT_ARRAYS}"),
+    "objects to add": (lambda: REPLAY.add(STATE, ROWS.astype(object)), rf"\['items'\]: got object\[3\], {NOT_ARRAYS}"),
+    "text as TD errors": (lambda: REPLAY.update(STATE, HANDLES, "all"), rf"\['td_errors'\]: got 'all', {NOT_ARRAYS}"),
+    "another dtype": (
+        lambda: REPLAY.add(STATE, HANDLES),
+        r"leaf <root>: got int32\[\], the buffer stores float32\[\]; x.astype\('float32'\) converts it",
+    ),
+    "a key of NumPy": (
+        lambda: REPLAY.sample(STATE, np.random.default_rng(), 2),
+        "key: got Generator.*, expected one PRNG",
+    ),
+    "add without a state": (
+        lambda: REPLAY.add(ROWS),
+        r"state: got float32\[3\], expected ReplayState, .*; give it first",
+    ),
+    "sample without a state": (
+        lambda: REPLAY.sample(KEY, 4),
+        r"state: got key.*, expected ReplayState, .* give it first",
+    ),
+    "a mask by position": (
+        lambda: REPLAY.add(STATE, ROWS, ROWS > 0),
+        r"add\(\): too many positional arguments; it takes state, items, mask=, td_errors=",
+    ),
+    "save, the buffer first": (lambda: jr.save(REPLAY, STATE, "x"), "path: got a ReplayBuffer, expected the name of a"),
+    "restore, the state first": (lambda: jr.restore(STATE, "x", REPLAY), "path: got a ReplayState, .*; give it first"),
+    "save, the buffer last": (
+        lambda: jr.save("nowhere/at all", STATE, REPLAY),
+        "got a ReplayBuffer; expected an array",
+    ),
+    "save, the buffer twice": (lambda: jr.save("nowhere/at all", REPLAY, {"a": REPLAY}), "'a'.*got a ReplayBuffer"),
+    "memory of a state": (
+        lambda: jr.memory(REPLAY, STATE),
+        "items: got a ReplayState, expected items, as init takes them",
+    ),
+    "a mesh": (
+        lambda: jr.Sharded(buffer=REPLAY, mesh=2),
+        r"mesh=2: must be a jax.sharding.Mesh\(jax.devices\(\), \(.data.",
+    ),
+    "a length": (lambda: len(REPLAY), r"len: a ReplayBuffer holds no items, its state does; use size\(state\)"),
+    "a cell outside of its block": (
+        lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state,
+        r"state: is there inside of the block only; write with shared.state\(\) as cell",
+    ),
+}
+
 
 def test_traced_numbers_out_of_range_are_clipped():
     """In a program no value is known; NaN counts as 1."""
@@ -239,6 +341,28 @@ def test_traced_numbers_out_of_range_are_clipped():
     found = jax.jit(jax.vmap(lambda beta: jr.importance_weights(np.array([0.5, 0.25]), 4, beta, normalize=None)))(given)
     expected = [(4 * np.array([0.5, 0.25])) ** -beta for beta in (0, 0, 0.5, 1, 1, 1)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["alpha", "epsilon", "floor"])
+@pytest.mark.parametrize("value", [np.nan, -1.0])
+def test_a_setting_that_is_no_setting_leaves_draws_valid_and_is_counted(name, value):
+    state = PRIORITIZED.add(PRIORITIZED.init(ROWS), ROWS)
+    state = state.replace(sampler=state.sampler.replace(**{name: jnp.float32(value)}))
+    state = PRIORITIZED.update(PRIORITIZED.add(state, ROWS), np.arange(3), ONES * 0.5)
+    drawn = PRIORITIZED.sample(state, KEY, 8)
+    assert np.all((np.asarray(drawn.indices) >= 0) & (np.asarray(drawn.indices) < 6))
+    assert np.all((np.asarray(drawn.probabilities) > 0) & np.isfinite(drawn.weights))
+    is_harmless = name == "floor" and value < 0  # |td_error| is never below it
+    assert jr.diagnostics(PRIORITIZED, state)["rejected"] == (0 if is_harmless else 3)
+    assert np.isfinite(state.sampler.max_priority)
+
+
+def test_a_program_takes_a_buffer_as_an_argument():
+    state = REPLAY.add(REPLAY.init(ROWS), ROWS)
+    draw = jax.jit(lambda buffer, state: buffer.sample(state, KEY, 4).indices)
+    np.testing.assert_array_equal(draw(REPLAY, state), REPLAY.sample(state, KEY, 4).indices)
+    (buffer, _), _ = jax.lax.scan(lambda carry, _: (carry, None), (REPLAY, state), length=2)
+    assert buffer == REPLAY
 
 
 @pytest.mark.parametrize("name", CASES)

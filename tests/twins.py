@@ -325,6 +325,12 @@ def counts_of(buffer):
     return [count for count in COUNTS if count <= most]
 
 
+def rows_of(buffer):
+    """DRAWS, or as many as can be drawn if each is drawn once."""
+    is_distinct = not hasattr(buffer, "buffers") and unsharded(buffer).sampler.is_distinct
+    return min(DRAWS, unsharded(buffer).num_slots) if is_distinct else DRAWS
+
+
 def change(buffer, state, given):
     items, named = given["add"]
     if "closed" in given:
@@ -354,7 +360,7 @@ def look(buffer, num_newest, ages, state, given):
         "is_empty": buffer.is_empty(state),
         "is_full": buffer.is_full(state),
         "can_sample": jnp.stack([buffer.can_sample(state, count) for count in counts_of(buffer)]),
-        "sample": buffer.sample(state, first, DRAWS),
+        "sample": buffer.sample(state, first, rows_of(buffer)),
     }
     if hasattr(unsharded(buffer), "stored_steps"):
         seen["stored_steps"] = buffer.stored_steps(state)
@@ -363,7 +369,7 @@ def look(buffer, num_newest, ages, state, given):
     if num_newest:
         seen["newest"] = buffer.newest(state, num_newest)
     if ages:
-        seen["young"] = buffer.sample(state, second, DRAWS, beta=BETA, max_age=given["max_age"])
+        seen["young"] = buffer.sample(state, second, rows_of(buffer), beta=BETA, max_age=given["max_age"])
     return seen
 
 

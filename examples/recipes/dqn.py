@@ -28,6 +28,17 @@ def step(env, action):
     return (place, time, terminated | truncated), rows
 
 
+def of_wrapper(frames, ends):  # [B, L, 6], [B, L] -> [B, L - 3, 6, 4]
+    """Stacks as of an Atari wrapper, which repeats the first frame of an episode.
+
+    Of its stacks [T, num_envs, 6, 4] store `stacks[..., -1]`, each frame once.
+    """
+    stacks = jr.stack_frames(frames, ends, 4)
+    is_there = jr.stack_frames(jnp.ones_like(ends, jnp.uint8), ends, 4)
+    at = jnp.maximum(jnp.arange(4), is_there.argmax(axis=-1, keepdims=True))
+    return jnp.take_along_axis(stacks, at[:, :, None], axis=-1)
+
+
 def q(params, stacks):  # [B, 6, 4] -> [B, 2]
     return stacks.reshape(-1, 24).astype(jnp.float32) @ params
 

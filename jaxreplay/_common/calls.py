@@ -93,7 +93,7 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
     signature = inspect.signature(body)
     first, *names = list(signature.parameters)[1:]
     handles = [number for number, name in enumerate(names) if name in HANDLES]
-    by_position = _by_position(signature, body.__name__)
+    by_position = _by_position(signature, body.__name__, first)
 
     def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
         def traced(state: Any, *arguments: Any) -> Any:
@@ -122,8 +122,13 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
             xla.explain_donated(state, error)
-            if isinstance(error, TypeError) and first == "state":
-                self._check_state(state)  # JAX refuses what is no array before the call is traced
+            if isinstance(error, TypeError):  # JAX refuses what is no array before the call is traced
+                if first == "state":
+                    self._check_state(state)
+                named = {name: x for name, x in zip(names, arguments, strict=True) if name not in call.every_static}
+                if "key" in named:
+                    checks.check_key(named.pop("key"))
+                checks.check_arrays(named)
             raise
 
     @functools.wraps(body)
@@ -139,7 +144,7 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
     return run
 
 
-def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tuple[Any, ...]]:
+def _by_position(signature: inspect.Signature, method: str, first: str) -> Callable[..., tuple[Any, ...]]:
     """A function that returns the arguments after the state by position, with defaults filled in."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
@@ -158,7 +163,10 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
             try:
                 signature.bind(self, state, *arguments, **named)  # raises an error that explains
             except TypeError as error:
-                raise TypeError(f"{type(self).__name__}.{method}(): {error}") from None
+                if first == "state":
+                    self._check_state(state)
+                takes = ", ".join([first, *names[:num_positional], *(f"{x}=" for x in names[num_positional:])])
+                raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
         return tuple(values)
 
     return by_position

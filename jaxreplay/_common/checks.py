@@ -37,7 +37,19 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def as_spec(items: Any) -> Any:
     """Shapes and dtypes of `items` in JAX's canonical dtypes."""
+    check_arrays(items)
     return jax.eval_shape(lambda x: x, items)
+
+
+def check_arrays(tree: Any) -> None:
+    """Raise a `TypeError` for a leaf that is no array with a dtype of JAX, and no number."""
+    for path, leaf in named_leaves(tree).items():
+        try:
+            jax.eval_shape(lambda x: x, leaf)
+        except TypeError:
+            found = type_text(leaf) if isinstance(leaf, np.ndarray) else brief(leaf)
+            rule = "an array of numbers or bools in a dtype of JAX; convert it, or leave it out"
+            raise TypeError(f"leaf {path}: got {found}, expected {rule}.") from None
 
 
 def as_arrays(items: Any) -> Any:
@@ -139,7 +151,9 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
     for (name, leaf), like in zip(named_leaves(spec).items(), jax.tree.leaves(stored), strict=True):
         got, expected = type_text(leaf, leaf.shape[num_axes:]), type_text(like, like.shape[num_stored_axes:])
         if got != expected:
-            raise ValueError(f"leaf {name}: got {got}, {owner} stores {expected}.")
+            is_cast = leaf.shape[num_axes:] == like.shape[num_stored_axes:]
+            remedy = f"; x.astype({str(like.dtype)!r}) converts it" if is_cast else ""
+            raise ValueError(f"leaf {name}: got {got}, {owner} stores {expected}{remedy}.")
 
 
 def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:
@@ -315,8 +329,8 @@ def config(kind: K) -> K:
         shown = [x for x in dataclasses.fields(self) if x.repr and getattr(self, x.name) != x.default]
         return f"{type(self).__name__}({', '.join(f'{x.name}={getattr(self, x.name)!r}' for x in shown)})"
 
-    made.__init__, made.__repr__ = init, text
-    return made
+    made.__init__, made.__repr__, made._is_config = init, text, True
+    return jax.tree_util.register_static(made)  # so that programs may take one as an ordinary argument
 
 
 def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices") -> jax.Array:
@@ -368,6 +382,6 @@ def check_key(key: Any) -> Any:
     is_array = isinstance(key, jax.Array | np.ndarray)
     is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_array or (key.ndim != 0 if is_typed else (key.ndim, key.dtype) != (1, jnp.uint32)):
-        found = type_text(key) if is_array else repr(key)
+        found = type_text(key) if is_array else brief(key)
         raise ValueError(f"key: got {found}, expected one PRNG key, such as jax.random.key(0).")
     return key

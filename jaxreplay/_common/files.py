@@ -21,6 +21,8 @@ OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO
 
 def local(path: str | os.PathLike, what: str) -> str:
     """`path` as text; a `ValueError` if it is empty or a URL."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path: got a {type(path).__name__}, expected the name of a folder; give it first.")
     path = os.fspath(path)
     if not path:
         raise ValueError(f"path={path!r}: must be the name of a folder, such as 'run/checkpoint'.")

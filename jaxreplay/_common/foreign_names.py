@@ -31,6 +31,7 @@ FOR_NAMES = {
     "set_priorities": "update(state, sample.indices, td_errors)",
     "sample_batch": "sample(state, key, batch_size)",
     "get_stored_size": "size(state)",
+    "len": "size(state)",
     "experience": "sample.items",
 }
 

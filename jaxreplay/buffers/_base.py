@@ -91,6 +91,9 @@ class Buffer(Slots[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.33, 0.33, 0.33]
         """
+        if self.sampler.is_distinct and batch_size > self._num_slots:
+            rule = f"at most {self._num_slots}, the slots, as {self.sampler!r} draws each once"
+            raise ValueError(f"got a draw of {batch_size} rows, expected {rule}; draw fewer, or with replacement.")
         key = self._own_key(key, shared=self.sampler.shares_key)
         sampler_state = state.sampler
         if max_age is None:

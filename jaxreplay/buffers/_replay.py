@@ -48,9 +48,9 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
       max_uses: an item that was updated so often is no longer drawn; None for no bound. Every row of `update` that
         names the item counts, so an item that was drawn twice in a batch comes back twice. The count starts at 0 when
         the slot is overwritten. `size` and `can_sample` count the items that may still be drawn, and `epoch` leaves a
-        row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, as from an empty
-        buffer. Costs about 8 bytes per item. `Recent` is rejected; `Uniform(replacement=False)` needs at most 2**23
-        slots.
+        row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, also where the
+        call is eager. Costs about 8 bytes per item. `Recent` is rejected; `Uniform(replacement=False)` needs at most
+        2**23 slots.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:

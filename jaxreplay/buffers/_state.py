@@ -62,6 +62,9 @@ def check_state(buffer: Any, state: Any) -> None:
         axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
         raise ValueError(f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack.")
     if kind(state.ring.capacity, (state.sampler, state.uses)) != kind_of_states(buffer):
+        for name, x in checks.named_leaves(state.sampler).items():
+            if name[1:] in vars(buffer.sampler) and x.shape:
+                raise ValueError(f"state.sampler{name}: got {checks.type_text(x)}, expected one number; use jax.vmap.")
         found = f"sampler={buffer.sampler!r}: this state is of another sampler, size, count_updates or max_uses"
         raise ValueError(f"{found}; use the buffer that made it, or convert the state with jaxreplay.migrate.")
 
@@ -86,6 +89,12 @@ class Sized(abc.ABC):
     """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
 
     locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
+
+    def __len__(self) -> int:
+        raise TypeError(f"len: a {type(self).__name__} holds no items, its state does; use size(state).")
+
+    def __bool__(self) -> bool:
+        return True
 
     @abc.abstractmethod
     def size(self, state: Any) -> jax.Array:

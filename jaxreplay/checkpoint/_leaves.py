@@ -27,7 +27,7 @@ NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 def named(tree: Any) -> dict[str, Any]:
     """Leaves by path; a `ValueError` if two have the same."""
     found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "_is_config")):
         if (name := jax.tree_util.keystr(path)) in found:
             raise ValueError(f"leaf {name}: there are two with this path; give the node's children keys of their own.")
         found[name] = leaf

@@ -59,8 +59,8 @@ class DifficultyPools:
     | any group | easy, hard | its task stays |
     | a pool exceeds its cap | easy, hard | its oldest task moves to the end of normal |
 
-    Normal is never empty. Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are
-    compared in float32.
+    Normal is never empty. Without thresholds no task is parked. Tasks are numbered 0 to N - 1, one environment after
+    the other. Thresholds and rewards are compared in float32.
 
     Attributes:
       tasks_per_env: number of tasks of each environment; at most 2**24 in all.

@@ -13,7 +13,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import checks, ring
 from jaxreplay.buffers import Sample, _uses
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._shards import Shards, shards_of, whole_of
+from jaxreplay.buffers._shards import Shards, room, shards_of, whole_of
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.wrappers import Mixture
 
@@ -73,8 +73,11 @@ def check_buffer(buffer: Any) -> None:
 
 
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
-    """A batch without its items, of at least `batch_size` rows."""
+    """A batch without its items, of at least `batch_size` rows, or as many as can be drawn."""
     shards = shards_of(buffer).num_shards
+    for source, share in zip(getattr(buffer, "buffers", (buffer,)), getattr(buffer, "shares", (1,)), strict=True):
+        if whole_of(source).sampler.is_distinct:
+            batch_size = min(batch_size, max(int(room(source) / share), 1))
     return without_items(buffer.sample(state, key, -(-batch_size // shards) * shards))
 
 

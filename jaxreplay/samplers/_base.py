@@ -122,6 +122,8 @@ class Sampler(abc.ABC, Generic[S]):
         """True if every row of a draw holds an item, unless there is none. A subclass does not inherit it."""
         return False
 
+    is_distinct = property(lambda _: False, doc="True if each item is drawn once, at most as many rows as slots.")
+
     def unnormalized(self) -> Self:
         """The same sampler, for the same states, with weights that are not divided by the largest.
 

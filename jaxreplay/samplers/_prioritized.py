@@ -1,5 +1,6 @@
 """Prioritized: proportional prioritization, P(i) proportional to priority^alpha."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     """The leaf of a priority in a tree of this capacity."""
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
     # subnormals to 0).
-    leaf = jnp.clip(priority**alpha, 2.0**-63, 2.0 ** (63 - (capacity - 1).bit_length()))
+    leaf, low = priority**alpha, 2.0**-63
+    leaf = jnp.minimum(jnp.where(leaf >= low, leaf, low), 2.0 ** (63 - (capacity - 1).bit_length()))  # not of NaN
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
@@ -88,7 +90,13 @@ def _setting(name: str, usual: str, default: float) -> Any:
 
 def _check_beta(name: str, beta: Any) -> Any:
     remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
-    return beta if callable(beta) else checks.check_number(name, beta, 0, 1, *remedies)
+    if not callable(beta):
+        return checks.check_number(name, beta, 0, 1, *remedies)
+    rule = "must return one number for a number of updates, an int32 [], as the schedules of optax do"
+    with contextlib.suppress(TypeError, ValueError):
+        if jax.eval_shape(lambda count: jnp.float32(beta(count)), jax.ShapeDtypeStruct((), jnp.int32)).shape == ():
+            return beta
+    raise ValueError(f"{name}={checks.brief(beta)}: {rule}.")
 
 
 def _check_max_priority(name: str, value: Any) -> Any:
@@ -113,8 +121,9 @@ class Prioritized(Sampler[PrioritizedState]):
     `sample` can override beta. `alpha`, `epsilon` and `floor` are the first values of arrays of the state, which
     `state.sampler.replace(alpha=alpha)` changes before the first `add`. So each lane of `jax.vmap` may have its own.
 
-    A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
-    [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
+    A non-finite TD error only increments the state's counter `rejected`. So does one whose p would be negative, and any
+    while alpha is negative, or alpha, epsilon or floor is NaN. Positive p^alpha are clipped to [2^-63, 2^63 /
+    capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
@@ -319,9 +328,10 @@ class Prioritized(Sampler[PrioritizedState]):
           True if `mask` has a True row in any shard, bool [].
         """
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
-        finite = jnp.isfinite(td_errors)
-        accepted = mask & finite
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
+        # A setting that is NaN or negative rejects too.
+        finite = (priorities >= 0) & (priorities < jnp.inf) & (state.alpha >= 0)
+        accepted = mask & finite
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = jnp.max(of_updates, initial=-1.0)

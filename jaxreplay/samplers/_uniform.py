@@ -23,8 +23,8 @@ class Uniform(Sampler[None]):
     batch / rows of the shard that hold an item). The weighted distribution is uniform over the items of all shards.
 
     Attributes:
-      replacement: draw with replacement. If False, the items of a batch are distinct. Rows beyond the number of items
-        have handle -1, probability 0 and weight 0.
+      replacement: draw with replacement. If False, the items of a batch are distinct, so it has at most as many rows as
+        the buffer has slots. Rows beyond the number of items have handle -1, probability 0 and weight 0.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
@@ -39,6 +39,8 @@ class Uniform(Sampler[None]):
     @property
     def fills_rows(self) -> bool:
         return self.replacement
+
+    is_distinct = property(lambda self: not self.replacement)
 
     def init(self, capacity: int) -> None:
         return None

@@ -6,6 +6,7 @@ from typing import Literal
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, random, ring, xla
@@ -80,7 +81,6 @@ def importance_weights(
 
 
 @xla.copies_numpy
-@functools.partial(jax.jit, inline=True)
 def effective_sample_size(weights: jax.Array) -> jax.Array:
     """Effective sample size (sum w)^2 / sum w^2 of weighted draws (Kish 1965, section 11.7).
 
@@ -90,10 +90,22 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
     Returns:
       float32 [...], between 1 and B; 0 where all weights are 0.
 
+    Raises:
+      ValueError: `weights` are no numbers, or are known and one is negative or NaN. The call waits for known ones.
+
     Examples:
       >>> float(jr.effective_sample_size(jnp.array([1.0, 1.0, 0.0, 0.0])))
       2.0
     """
+    weights = checks.as_real("weights", weights, "numbers, float [..., B]")
+    is_known = not isinstance(weights, jax.core.Tracer) and weights.is_fully_addressable
+    if is_known and not np.all(xla.on_host(weights) >= 0):
+        raise ValueError(f"weights={checks.brief(weights)}: must not be negative or NaN; give those of a draw.")
+    return _effective_sample_size(weights)
+
+
+@functools.partial(jax.jit, inline=True)
+def _effective_sample_size(weights: jax.Array) -> jax.Array:
     weights = jnp.asarray(weights, jnp.float32)
     largest = jnp.max(weights, axis=-1, keepdims=True)
     scaled = weights / jnp.where(largest > 0, largest, 1.0)

@@ -73,8 +73,7 @@ def hindsight(
     checks.check_key(key)
     changed = {"reward": reward} if terminated is None else {"reward": reward, "terminated": terminated}
     for name, function in changed.items():
-        if not callable(function):
-            raise ValueError(f"{name}={function!r}: must be a function of the achieved and the desired goal.")
+        checks.check_callable(name, function, "a function of the achieved and the desired goal")
     rows, goals = checks.as_arrays((rows, goals))
     checks.check_number("share", share, 0, 1, "it is a probability", traced=None)
     batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")

@@ -74,8 +74,12 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
         leaf = found[field]
         if field in KINDS and leaf is not None and leaf.shape != leading:
             remedy = f"{'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis"
+            remedy += "" if what else ", or give many steps to n_step_transitions"
             rule = f"{list(leading)}, one {KINDS[field]} {each}"
             raise ValueError(f"{name}: got {checks.type_text(leaf)}, expected {rule}; {remedy}.")
+    if jax.tree.structure(steps.s_next) == jax.tree.structure(steps.s):  # another structure, or None, is meant
+        name = names["s_next"]
+        checks.check_like({name: steps.s_next}, {name: steps.s}, 0, 0, names["s"])
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):

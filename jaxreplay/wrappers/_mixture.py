@@ -44,14 +44,14 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
         raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
     lengths = []
     for k, buffer in enumerate(buffers):
-        whole = whole_of(buffer)
+        whole, shown = whole_of(buffer), f"buffers[{k}]={checks.brief(buffer)}"
         if not isinstance(whole, Buffer):
             rule = "must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one"
-            raise ValueError(f"buffers[{k}]={buffer!r}: {rule}; give the buffers of another Mixture one by one.")
+            raise ValueError(f"{shown}: {rule}; give the buffers of another Mixture one by one.")
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
-            found = f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}"
+            found = f"{shown}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}"
             raise ValueError(f"{found}; use buffers of items only, or SequenceBuffers with one sequence_length.")
         name, most = f"slots of buffers[{k}]", ring.MAX_CAPACITY // len(buffers)
         checks.check_integer(name, whole._num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")

@@ -83,7 +83,7 @@ class Sharded(Sized, Generic[S]):
             remedy = "for a Mixture over devices, give it Sharded buffers"
             raise ValueError(f"buffer={checks.brief(self.buffer)}: {rule}; {remedy}.")
         if not isinstance(self.mesh, Mesh):
-            raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, such as jax.make_mesh returns.")
+            raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh(jax.devices(), ({self.axis!r},)).")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
         part_of(self.buffer, self.num_shards)  # for its checks

@@ -239,6 +239,11 @@ class Turn:
         self._turns, self.call, self.added, self.drawn, self.timeout = turns, call, added, drawn, timeout
         self.counts = counts  # False for a block that also reads after `close`
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name}: is there inside of the block only; write with shared.state() as cell.", name=name
+        )
+
     def is_late(self) -> bool:
         """True if it has waited for `timeout` seconds."""
         return self._deadline is not None and time.monotonic() >= self._deadline

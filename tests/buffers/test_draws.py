@@ -219,7 +219,7 @@ def test_rows_beyond_what_is_stored_are_empty():
         np.testing.assert_array_equal(x[8:], 0)
     np.testing.assert_array_equal(buffer.update(state, drawn.indices, np.ones(12)).ring.size, 8)
 
-    sequences = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, stride=3, sampler=SAMPLERS["distinct"])
+    sequences = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, stride=3, sampler=SAMPLERS["distinct"])
     drawn = sequences.sample(sequences.add(sequences.init(tagged(0, 1, 2)), tagged(0, 9, 2)), jax.random.key(0), 8)
     assert sorted(np.asarray(drawn.items["id"])[:6, 0].tolist()) == [0, 1, 6, 7, 12, 13]
     np.testing.assert_array_equal(drawn.mask, np.arange(8)[:, None] < [[6, 6, 6]])

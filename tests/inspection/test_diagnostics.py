@@ -236,7 +236,7 @@ def test_names_and_types_do_not_depend_on_values(kind):
 
 
 def half_filled(counts, **sampler):
-    """Shards that hold so many of the items from 0 and from 20 on, whose TD errors are known; and a draw of 60."""
+    """Shards that hold so many of the items from 0 and from 20 on, with known TD errors; and a draw of 60, or all."""
     buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, **sampler), 2)
     td_errors = (1.0 + np.arange(40) * 7 % 11).astype(np.float32) ** 2
     place = np.arange(40) % 20
@@ -246,7 +246,7 @@ def half_filled(counts, **sampler):
 @functools.partial(jax.jit, static_argnums=0)
 def _filled_shards(buffer, mask, td_errors):
     state = buffer.add(buffer.init(items(40)), items(40), mask=mask, td_errors=td_errors)
-    return state, buffer.sample(state, jax.random.key(0), 60)
+    return state, buffer.sample(state, jax.random.key(0), 40 if buffer.buffer.sampler.is_distinct else 60)
 
 
 @pytest.mark.parametrize("counts", [(7, 20), (0, 12)])

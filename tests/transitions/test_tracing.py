@@ -417,6 +417,7 @@ def test_arguments_that_are_missing_are_named_with_the_call():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
     one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
     both = "terminated and truncated, not done"
+    stored = jr.ReplayBuffer(capacity=4).init(np.zeros(1))
     for call, message in (
         (lambda: tracer.add(empty(tracer, steps), *one), rf"NStep\.add\(\): s_next is missing.*{both}"),
         (lambda: tracer.init(*one), rf"NStep\.init\(\): s_next is missing.*{both}"),
@@ -425,8 +426,11 @@ def test_arguments_that_are_missing_are_named_with_the_call():
         (lambda: tracer.add(None, *one[:3]), r"add\(\) missing 3 required .*: 'terminated', 'truncated', and 's_next'"),
         (lambda: tracer.add(None, *one[:4], s_next=one[0]), r"add\(\) missing 1 required .*: 'truncated'"),
         (lambda: tracer.flush(), r"flush\(\) missing 1 required .*: 'state'"),
-        (lambda: jr.ReplayBuffer(capacity=4).add(None), r"ReplayBuffer\.add\(\): missing a required argument: 'items'"),
-        (lambda: jr.ReplayBuffer(capacity=4).update(None, one=1), r"Buffer\.update\(\): .*"),
+        (
+            lambda: jr.ReplayBuffer(capacity=4).add(stored),
+            r"Buffer\.add\(\): missing a required argument: 'items'",
+        ),
+        (lambda: jr.ReplayBuffer(capacity=4).update(stored, one=1), r"Buffer\.update\(\): .*"),
     ):
         rejects(message, call, error=TypeError)
     assert tracer.init(*one, s_next=one[0]).count == 0  # with its name, it is not missing

@@ -167,7 +167,7 @@ def test_joint_weights_where_rows_hold_no_item(normalize):
     All items of the sources without replacement are drawn, so the weighted sums are known exactly.
     """
     buffers = (
-        REPLAY(capacity=8, sampler=DISTINCT),
+        REPLAY(capacity=16, sampler=DISTINCT),
         over_devices(REPLAY(capacity=16, sampler=DISTINCT), 2),
         over_devices(REPLAY(capacity=16), 2),
         REPLAY(capacity=8, sampler=Halves()),

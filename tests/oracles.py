@@ -498,7 +498,7 @@ class SequenceTwin(Priorities):
 
     @property
     def is_full(self):
-        return len(self.steps) >= self.length
+        return len(self.steps) - self.lost >= self.length
 
     def name(self, handle):
         number = self.first + self.ever[handle]

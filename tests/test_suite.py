@@ -16,6 +16,7 @@ REASONS = {
     "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
     "test_checkpoint_memory.py::test_memory_of_a_save_and_of_restores": DEAR,
     "test_checkpoint_files.py::test_processes_that_save_to_one_path_take_turns": "threads do the same",
+    "test_crossings.py::test_options_that_meet_with_a_new_seed": LONG,
     "test_diagnostics.py::test_estimates_are_near_what_they_estimate": "laws and numbers are compared exactly",
     "test_difficulty_pools.py::test_a_state_over_its_caps_is_brought_under_them": "the twin's other lists do so",
     "test_difficulty_pools.py::test_groups_without_rollouts_do_nothing": DEAR,

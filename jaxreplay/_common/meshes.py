@@ -39,9 +39,14 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
         def within(x: Any) -> Any:
             return x if _explicit_mesh(x) is None else _resharded(x, automatic, ())
 
+        def as_old(x: jax.Array, old: Any) -> jax.Array:
+            its = jax.typeof(old).sharding.mesh
+            is_automatic = not its.empty and AxisType.Explicit not in its.axis_types
+            return x if is_automatic else _resharded(x, mesh, _spec(old))
+
         def as_given(result: Any) -> Any:
             if jax.tree.structure(result) == jax.tree.structure(state):
-                return jax.tree.map(lambda x, old: _resharded(x, mesh, _spec(old)), result, state)
+                return jax.tree.map(as_old, result, state)
             if type(result) is tuple:
                 return tuple(map(as_given, result))
             return jax.tree.map(as_rows, result)

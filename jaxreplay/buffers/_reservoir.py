@@ -172,8 +172,8 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
 
     def _emptied(self, state: ReservoirState) -> dict[str, Any]:
         changed = super()._emptied(state)
-        changed["ring"] = dataclasses.replace(changed["ring"], inserted=jnp.zeros_like(state.ring.inserted))
-        return changed | {"count": jnp.zeros_like(state.count)}
+        changed["ring"] = dataclasses.replace(changed["ring"], inserted=jnp.minimum(state.ring.inserted, 0))
+        return changed | {"count": jnp.minimum(state.count, 0)}
 
     def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)

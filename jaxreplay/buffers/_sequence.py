@@ -229,10 +229,10 @@ class SequenceBuffer(Buffer[SequenceState]):
         )
 
     def _emptied(self, state: SequenceState) -> dict[str, Any]:
-        changed = super()._emptied(state) | {"wait": jnp.full_like(state.wait, self.sequence_length)}
+        changed = super()._emptied(state) | {"wait": jnp.minimum(state.wait, 0) + self.sequence_length}
         changed["rows"] = state.rows.emptied()
         if (chosen := state.windows) is not None:
-            changed["windows"] = dataclasses.replace(chosen, so_far=jnp.zeros_like(chosen.so_far))
+            changed["windows"] = dataclasses.replace(chosen, so_far=jnp.minimum(chosen.so_far, 0))
         return changed
 
     def completed(self, num_steps: int) -> int:

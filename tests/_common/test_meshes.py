@@ -166,6 +166,14 @@ def test_a_mixture_over_explicit_and_automatic_axes(meshes):
     assert_same(got, jax.tree.map(lambda x: np.asarray(x)[::-1], drawn.items))
     assert_same(age, np.asarray(drawn.age)[::-1])
 
+    def step(state, key):
+        return buffer.update(state, buffer.sample(state, key, 8).indices, np.ones(8)), None
+
+    state = buffer.add(buffer.add(buffer.init(batch_of("replay")), 0, batch_of("replay")), 1, batch_of("replay"))
+    after = jax.lax.scan(step, state, jax.random.split(KEY, 2))[0]
+    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        assert new.sharding.is_equivalent_to(old.sharding, new.ndim)  # each source stays over its own mesh
+
 
 @pytest.mark.parametrize("transform", [jax.jit, rarely(lambda function: function)], ids=["jit", "eager"])
 def test_a_mixtures_rows_that_no_mesh_divides_are_whole(transform):

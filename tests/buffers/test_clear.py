@@ -62,6 +62,8 @@ def test_no_handle_from_before_names_a_new_item(name):
         return jax.lax.scan(step, state, np.array([1, 9, 17]))[1]
 
     first = jax.device_get(buffer.init(rows(name, 1)))
+    emptied = jax.vmap(buffer.clear)(jax.tree.map(jax.numpy.asarray, stack(seen[-1], seen[-1])))  # donates all, eagerly
+    assert not np.any(jax.vmap(buffer.size)(emptied))
     found = jax.device_get(jax.jit(jax.vmap(run))(stack(first, first)))
     for number, state in enumerate(seen):
         chex.assert_trees_all_equal(jax.tree.leaves(at(at(found, 1), number)), jax.tree.leaves(state))

@@ -1,0 +1,944 @@
+"""Configurations of options that meet, and a twin that knows rows by their handles alone, for `test_crossings`.
+
+A configuration is a function of its number. Each pair of options is on together in `TIMES` configurations, or is in
+`IMPOSSIBLE`. The twin numbers items in its own way. It learns the buffer's names of them from what is added, and no
+handle may ever name another item.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import seeds
+import test_sequence_twin as sequence
+import twins
+from helpers import at, items, stack
+from jax.sharding import AxisType, Mesh
+
+import jaxreplay as jr
+
+TIMES, NUMBER = 20, 115
+ROWS, BATCH = 4, 16  # of an addition (to each of as many streams), and of a draw
+STEPS = 8  # of a segment
+
+# Options of one buffer, and of a whole program; a plain ReplayBuffer that is jitted has none.
+OF_SAMPLER = ("distinct", "prioritized", "recent")
+OF_BUFFER = (
+    *("sequence", "reservoir", *OF_SAMPLER, "windows", "gaps", "hindsight", "max_uses", "count_updates"),
+    *("sharded", "explicit", "devices", "migrate"),
+)
+OF_PROGRAM = ("mixture", "joint", "tracer", "eager", "scan", "vmap", "max_age", "clear", "restore")
+OPTIONS = (*OF_BUFFER, *OF_PROGRAM)
+
+REPLAY, RESERVOIR = jr.ReplayBuffer(capacity=8), jr.ReservoirBuffer(capacity=8)
+SEQUENCE = jr.SequenceBuffer(length=8, num_envs=4, sequence_length=3)
+
+
+def _transitions():
+    steps = np.zeros(4, np.float32)
+    return jr.NStep(n=2, gamma=0.9, num_envs=4).spec(steps, steps, steps, steps > 0, steps > 0, steps)
+
+
+def _use(buffer, name, *arguments, **named):
+    """A call of a method with a new state."""
+    state = buffer.init(np.zeros((1, 4) if isinstance(buffer, jr.SequenceBuffer) else 4, np.float32))
+    return getattr(buffer, name)(state, *arguments, **named)
+
+
+def _restored(path):
+    """A reservoir on another number of devices."""
+    state = over(RESERVOIR, 2).init(np.zeros(4))
+    jr.save(path, over(RESERVOIR, 2), state)
+    jr.restore(path, over(RESERVOIR, 4), over(RESERVOIR, 4).init(np.zeros(4)))
+
+
+def _only(kind, names):
+    """Options that no other kind of buffer has."""
+    return {
+        frozenset((name, kind)): (
+            "has no field",
+            lambda _, name=name: jr.ReservoirBuffer(capacity=8, **{name: 1}),
+        )
+        for name in names
+    }
+
+
+def _refuses_transitions(**options):
+    buffer = dataclasses.replace(SEQUENCE, **options)
+    ends, spec = np.zeros((1, 4), bool), _transitions()
+    rows = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), spec)
+    state = buffer.init(dataclasses.replace(rows, valid=None))
+    buffer.add(state, rows, ends=ends)
+
+
+# Pairs that no program can have, with the error that says so, and what raises it (of a folder).
+IMPOSSIBLE = {
+    **_only("reservoir", ("windows", "gaps", "hindsight")),
+    frozenset(("sequence", "reservoir")): (
+        "draws items, but",
+        lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR)),
+    ),
+    frozenset(("reservoir", "recent")): (
+        "keeps no order",
+        lambda _: dataclasses.replace(RESERVOIR, sampler=jr.Recent(power=1.0)),
+    ),
+    frozenset(("reservoir", "max_age")): (
+        "keeps no order",
+        lambda _: _use(RESERVOIR, "sample", jax.random.key(0), 2, max_age=1),
+    ),
+    frozenset(("reservoir", "devices")): ("saved with another number of devices", _restored),
+    frozenset(("reservoir", "migrate")): (
+        "must be a ReplayBuffer, a SequenceBuffer",
+        lambda _: jr.migrate(RESERVOIR, RESERVOIR.init(np.zeros(4)), RESERVOIR),
+    ),
+    frozenset(("recent", "max_uses")): (
+        "draws by rank",
+        lambda _: jr.ReplayBuffer(capacity=8, sampler=jr.Recent(power=1.0), max_uses=2),
+    ),
+    frozenset(("sequence", "tracer")): ("stores every row", lambda _: _refuses_transitions()),
+    frozenset(("windows", "tracer")): ("stores every row", lambda _: _refuses_transitions(windows="inside")),
+    frozenset(("gaps", "tracer")): ("stores every row", lambda _: _refuses_transitions(gaps=True)),
+    frozenset(("hindsight", "tracer")): ("stores every row", lambda _: _refuses_transitions(hindsight=True)),
+}
+NEEDS = {"windows": "sequence", "gaps": "sequence", "hindsight": "sequence", "explicit": "sharded", "joint": "mixture"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Options of each source, and of the program."""
+
+    sources: tuple[frozenset, ...]
+    program: frozenset
+
+    @functools.cached_property
+    def pairs(self):
+        """Pairs of options that are on together: in one buffer, or one of each sampler in two."""
+        found = set()
+        for on in self.sources:
+            found.update(map(frozenset, itertools.combinations(sorted(on | self.program), 2)))
+        samplers = [on & {*OF_SAMPLER} for on in self.sources]
+        found.update(frozenset(pair) for pair in itertools.product(*map(sorted, samplers)) if len({*pair}) == 2)
+        return frozenset(found)
+
+    @property
+    def cost(self):
+        """About how long it takes to compile."""
+        moves = bool({"devices", "migrate"} & frozenset.union(*self.sources))
+        programs = 1 + (moves or {"eager", "scan"} <= self.program) + 0.5 * ("eager" in self.program)
+        return programs * sum(1 + 0.6 * ("sharded" in on) for on in self.sources) * (1 + 0.3 * ("vmap" in self.program))
+
+    def __str__(self):
+        return " + ".join("(" + ", ".join(sorted(on)) + ")" for on in self.sources) + f" {sorted(self.program)}"
+
+
+def _fits(name, on):
+    own_sampler = name in OF_SAMPLER and on & {*OF_SAMPLER}
+    return not own_sampler and not any(frozenset((name, other)) in IMPOSSIBLE for other in on)
+
+
+def _drawn(rng):
+    """Random options that go together."""
+    program = {str(name) for name in OF_PROGRAM if rng.random() < 0.55}
+    program |= {"mixture"} if "joint" in program else set()
+    of_sequences = "tracer" not in program and rng.random() < 0.6
+    sources = []
+    for _ in range(1 + ("mixture" in program)):
+        on = {"sequence"} if of_sequences else set()
+        for name in map(str, rng.permutation([x for x in OF_BUFFER if x != "sequence"])):
+            # In a mixture `max_age` is for all sources.
+            if (NEEDS.get(name) == "sequence" and not of_sequences) or (name == "reservoir" and of_sequences):
+                continue
+            if rng.random() < 0.6 and _fits(name, on | program):
+                on |= {name, NEEDS.get(name, name)}
+        sources.append(on)
+    if any("devices" in on for on in sources):  # all shards of a mixture are on the same ones
+        for on in sources:
+            on ^= on & {"sharded", "explicit"} if "reservoir" in on else set()
+            on |= set() if "reservoir" in on else {"devices", "sharded"}
+    return Configuration(tuple(map(frozenset, sources)), frozenset(program))
+
+
+@functools.cache
+def configurations():
+    """Each is of 100 random ones that with the most pairs, for its cost, that were together less than `TIMES`."""
+    found, times = [], collections.Counter()
+    for number in range(NUMBER):
+        rng = seeds.rng("configurations", number, seed=0)
+        drawn = [_drawn(rng) for _ in range(100)]
+        best = max(drawn, key=lambda x: sum(max(0, TIMES - times[pair]) ** 2 for pair in x.pairs) / x.cost)
+        times.update(best.pairs)
+        found.append(best)
+    return found, times
+
+
+def all_pairs():
+    return [frozenset(pair) for pair in itertools.combinations(OPTIONS, 2)]
+
+
+# --- what is run
+
+
+def over(buffer, num_shards, explicit=False):
+    """The buffer over devices; itself for 0."""
+    if num_shards == 0:
+        return buffer
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    return jr.Sharded(buffer=buffer, mesh=Mesh(np.array(jax.devices()[:num_shards]), ("data",), axis_types=(kind,)))
+
+
+def _sampler(on, rng, normalize):
+    if "recent" in on:
+        return jr.Recent(power=1.5, beta=0.6, normalize=normalize if normalize != "global" else "batch")
+    if "prioritized" not in on:
+        return jr.Uniform(replacement="distinct" not in on)
+    chosen = {
+        "alpha": (0.6, 1.0, 0.0),
+        "stratified": (True, False, "systematic"),
+        "max_priority": ("ever", "stored", 2.0),
+        "floor": (0.0, 0.3),
+        "epsilon": (0.0, 0.01),
+    }
+    chosen = {name: values[rng.integers(len(values))] for name, values in chosen.items()}
+    return twins.PER(**chosen, normalize=normalize)
+
+
+def _buffer(on, rng, normalize):
+    named = {"sampler": _sampler(on, rng, normalize), "count_updates": "count_updates" in on}
+    named |= {"max_uses": 2 if "max_uses" in on else None, "donate": bool(rng.integers(2))}
+    if "sequence" not in on:
+        kind = jr.ReservoirBuffer if "reservoir" in on else jr.ReplayBuffer
+        return kind(capacity=int(rng.choice([8, 12])), **named)
+    windows = str(rng.choice(["cut", "inside", "episodes"])) if "windows" in on else "any"
+    stride = 1 if windows == "episodes" else int(rng.integers(1, 3))
+    named |= {"windows": windows, "stride": stride, "gaps": "gaps" in on, "hindsight": "hindsight" in on}
+    return jr.SequenceBuffer(length=int(rng.integers(5, 9)), num_envs=ROWS, sequence_length=3, **named)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is run until the next event."""
+
+    sources: tuple[jr.ReplayBuffer | jr.Sharded, ...]
+    mixture: jr.Mixture | None
+    tracer: jr.NStep | None
+    order: tuple[str, ...]  # of the operations of a step
+    max_age: bool
+    num_steps: int = 1  # T of a rollout
+
+    @property
+    def buffer(self):
+        return self.mixture or self.sources[0]
+
+    @property
+    def wholes(self):
+        return [twins.unsharded(source) for source in self.sources]
+
+    def of(self, name, k):
+        """A method of source k, which takes and returns the whole state."""
+        method = getattr(self.buffer, name)
+        return (lambda state, *x, **named: method(state, k, *x, **named)) if self.mixture else method
+
+    @property
+    def config(self):
+        """What is saved, beside the states."""
+        return {"replay": self.buffer, "tracers": [self.tracer] * len(self.sources)}
+
+    def items(self, ids):
+        """Rows of these numbers, as they may be given to `init`."""
+        found = items(np.asarray(ids, np.int32))
+        if self.tracer is None:
+            return found
+        return self.tracer.spec(found, *[np.zeros(len(ids), np.float32)] * 2, *[np.zeros(len(ids), bool)] * 2, found)
+
+    def init(self):
+        ids = np.zeros((1, ROWS) if isinstance(self.wholes[0], jr.SequenceBuffer) else ROWS)
+        tracers = []
+        if self.tracer is not None:
+            step = [items(np.zeros(ROWS)), *[np.zeros(ROWS, np.float32)] * 2, *[np.zeros(ROWS, bool)] * 2]
+            tracers = [self.tracer.init(*step, items(np.zeros(ROWS))) for _ in self.sources]
+        return {"replay": self.buffer.init(self.items(ids)), "tracers": tracers}
+
+    def each(self, states):
+        """The states of the sources."""
+        return states if self.mixture else (states,)
+
+    def whole(self, states):
+        return tuple(states) if self.mixture else states[0]
+
+
+def first_plan(on, rng):
+    """The plan of a configuration, and a function that makes the next one for an event."""
+    rules = ("batch", None) if "joint" in on.program else ("batch", None, "global")
+    normalize = rules[rng.integers(len(rules))]
+    wholes = [_buffer(its, rng, normalize) for its in on.sources]
+    counts = [int(x) for x in rng.permutation([2, 4])]  # of shards, before and after `devices`
+
+    def made(wholes, count, plan):
+        sources = tuple(
+            over(whole, count if "sharded" in its else 0, "explicit" in its)
+            for whole, its in zip(wholes, on.sources, strict=True)
+        )
+        mixture = None
+        if "mixture" in on.program:
+            weights = "joint" if "joint" in on.program else "own"
+            mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights)
+        return dataclasses.replace(plan, sources=sources, mixture=mixture)
+
+    whole_shares = any("sharded" in its for its in on.sources)  # shards get equal numbers of rows
+    shares = ((1, 1), (3, 1))[rng.integers(2)] if whole_shares else (0.62, 0.38)
+    tracer = jr.NStep(n=2, gamma=0.9, num_envs=ROWS) if "tracer" in on.program else None
+    order = "add", *map(str, rng.permutation(["update", "set", "draw"]))
+    plan = Plan((), None, tracer, order, "max_age" in on.program, int(rng.integers(2, 5)))
+    plan = made(wholes, counts[0], plan)
+
+    def after(plan, event):
+        wholes, count = plan.wholes, max(twins.num_shards(source) for source in plan.sources)
+        if event == "devices":
+            remaining = [x for x in (0, 1, 2, 4) if x != count]
+            return made(wholes, int(rng.choice(remaining)), plan)
+        changed = []
+        for whole, its in zip(wholes, on.sources, strict=True):
+            if "migrate" in its:
+                name, sizes = ("length", range(5, 10)) if "sequence" in its else ("capacity", (4, 8, 16))
+                size = int(rng.choice(sizes))
+                whole = dataclasses.replace(whole, **{name: size}, sampler=_sampler(its, rng, normalize))
+            changed.append(whole)
+        return made(changed, count, plan)
+
+    return plan, after
+
+
+def every(plan, state):
+    """Names and items in all slots of each source."""
+    found = []
+    for k, source in enumerate(plan.sources):
+        slots = np.tile(np.arange(source.num_slots), twins.num_shards(source))
+        names = plan.of("handles", k)(state, slots)
+        found.append((names, plan.buffer.get(state, names)))
+    return found
+
+
+def draw(plan, state, given):
+    """A sample; None where an eager call says that the buffer is empty."""
+    named = {"max_age": given["max_age"], "beta": twins.BETA} if plan.max_age else {}
+    try:
+        return plan.buffer.sample(state, jax.random.wrap_key_data(given["key"]), BATCH, **named)
+    except ValueError as error:
+        if "cannot sample" not in str(error):
+            raise
+        return None
+
+
+def step(plan, carry, given):
+    """All operations in the order of the plan, and what is read after them."""
+    state, tracers, seen = carry["replay"], list(carry["tracers"]), {}
+    for operation in plan.order:
+        if operation == "add":
+            seen["valid"] = []
+            for k, its in enumerate(given["add"]):
+                if "closed" in its:
+                    state = plan.of("end_streams", k)(state, mask=its["closed"])
+                rows, key = its.get("rows"), its.get("key")
+                if plan.tracer is not None:
+                    tracers[k], rows, valid = plan.tracer.add(tracers[k], *its["step"])
+                    seen["valid"].append(valid)
+                keys = () if key is None else (jax.random.wrap_key_data(key),)
+                state = plan.of("add", k)(state, rows, *keys, **its["named"])
+            seen["every"] = every(plan, state)
+        elif operation == "update":
+            state = plan.buffer.update(state, *given["update"])
+        elif operation == "set":
+            names, values, mask = given["set"]
+            values = {"id": None, "x": values}
+            if plan.tracer is not None:
+                empty = dict.fromkeys(("A", "logP", "Rn", "In", "S_next"))
+                values = jr.TransitionBatch(S=values, **empty)
+            state = plan.buffer.set(state, names, values, mask=mask)
+        else:
+            seen["sample"] = draw(plan, state, given)
+            if seen["sample"] is not None:
+                state = plan.buffer.update(state, seen["sample"].indices, given["td_errors"])
+    seen["look"] = look(plan, state, given)
+    return {"replay": state, "tracers": tracers}, seen
+
+
+def look(plan, state, given):
+    buffer, names = plan.buffer, given["read"]
+    seen = {name: getattr(buffer, name)(state) for name in ("size", "is_empty", "is_full")}
+    seen |= {name: getattr(buffer, name)(state, names) for name in ("slots", "age", "priorities")}
+    seen["can_sample"] = buffer.can_sample(state, 3)
+    seen["read"] = buffer.get(state, names)
+    whole = plan.wholes[0]
+    if plan.mixture is None and not isinstance(whole, jr.ReservoirBuffer):
+        seen["newest"] = buffer.newest(state, whole.num_slots)
+    if all(getattr(whole, "hindsight", False) for whole in plan.wholes):
+        seen["later"] = buffer.later(state, jax.random.wrap_key_data(given["key"]), names)
+    return seen
+
+
+# --- the twin
+
+
+class Kept(oracles.ReplayTwin):
+    """A reservoir: of the items ever added any may be stored, as many as there is room for."""
+
+    count = 0
+
+    def store(self, items, seen, mask=None, td_errors=None):
+        """`seen`: numbers of the items that are stored after the addition, -1 for none."""
+        rows = {item["id"]: row for row, item in enumerate(items) if mask is None or mask[row]}
+        self.count += len(rows)
+        seen = {int(number) for number in seen if number >= 0}
+        old = {item["id"]: (handle, item) for handle, item in self.stored}
+        assert len(seen) == min(self.capacity, self.count), "stored as many as there is room for"
+        assert seen <= old.keys() | rows.keys(), "stored something that was never added, or was replaced"
+        assert len(old.keys() & seen) == len(old) or len(seen) == self.capacity, "replaced while there was room"
+        new = {}
+        self.stored = [of for number, of in old.items() if number in seen]
+        for number in sorted(seen & rows.keys()):
+            self.stored.append((self.next_handle, items[rows[number]]))
+            new[self.next_handle] = np.nan if td_errors is None else td_errors[rows[number]]
+            self.next_handle += 1
+        return new
+
+    def clear(self):
+        super().clear()
+        self.count = 0
+
+    def age(self, handle):
+        return -1
+
+
+def twin_shards(source):
+    """Twins of the empty shards of a source."""
+    whole, count = twins.unsharded(source), twins.num_shards(source)
+    law = twins.law_of(whole)
+    if isinstance(whole, jr.SequenceBuffer):
+        sizes = whole.length, whole.num_envs // count, whole.sequence_length, whole.stride, whole.windows, whole.gaps
+        return [oracles.SequenceTwin(*sizes, **law) for _ in range(count)]
+    kind = Kept if isinstance(whole, jr.ReservoirBuffer) else oracles.ReplayTwin
+    return [kind(whole.capacity // count, **law) for _ in range(count)]
+
+
+class Source(oracles.ShardedTwin):
+    """Twins of shards, and the names that the buffer was seen to give their items."""
+
+    def __init__(self, source, in_order):
+        whole = twins.unsharded(source)
+        step = twins.num_shards(source) if isinstance(whole, jr.ReplayBuffer) else 1
+        super().__init__(twin_shards(source), 2**30 // twins.num_shards(source), whole.sampler, step)
+        self.source, self.in_order = source, in_order
+        self.named, self.item_of, self.slots = {}, {}, {}
+        for k, shard in enumerate(self.shards):
+            shard.slot = functools.partial(lambda k, handle: self.slots[k, handle], k)
+
+    def names(self, shard, handles):
+        return [self.named[shard, handle] for handle in handles]
+
+    def find(self, name):
+        """Shard number and handle of what is stored under this name; None if it is no more, or never was."""
+        k, handle = self.item_of.get(int(name), (None, None))
+        return (k, handle) if k is not None and handle in self.shards[k].leaf else None
+
+    def rows(self, names):
+        share, found = len(names) // len(self.shards), []
+        for row, name in enumerate(names):
+            k, item = row // share if self.in_order else 0, self.find(name)
+            k = k if self.in_order or item is None else item[0]
+            handle = item[1] if item is not None and item[0] == k else None
+            found.append((self.shards[k], -1 if name < 0 else handle))
+        return found
+
+    def clear(self):
+        super().clear()
+        self.named, self.item_of = {}, dict.fromkeys(self.item_of, (0, None))  # none of these names comes back
+
+    def learn(self, names, numbers):
+        """Check that these items [D * slots] are those stored, under the names that they have had before."""
+        share = len(names) // len(self.shards)
+        for k, shard in enumerate(self.shards):
+            left = {shard.items(handle)[0]["id"]: handle for handle in shard.handles}
+            for slot in range(share):
+                name, number = int(names[k * share + slot]), int(numbers[k * share + slot])
+                if name < 0:
+                    continue
+                assert number in left, f"{name} of shard {k} names item {number}, which is not stored there"
+                item = k, left.pop(number)
+                assert self.named.setdefault(item, name) == name, f"item {number} has another name than before"
+                assert self.item_of.setdefault(name, item) == item, f"{name} named another item before {number}"
+                self.slots[item] = slot
+            assert not left, f"items {sorted(left)} of shard {k} have no name"
+
+    def moved(self, source):
+        """The twin after a migration to another buffer of the same kind, or to another number of shards."""
+        new, old_sampler = Source(source, self.in_order), self.sampler
+        pairs = _moved_sequences if isinstance(twins.unsharded(source), jr.SequenceBuffer) else _moved_items
+        pairs = pairs(self.shards, new.shards, twins.unsharded(source))
+        was, is_ = (isinstance(x, jr.Prioritized) for x in (old_sampler, new.sampler))
+        shards = new.shards if was and is_ else []
+        for shard in shards:
+            shard.max_priority = max(old.max_priority for old in self.shards)
+            shard.updates = max(old.updates for old in self.shards)
+            shard.rejected = sum(old.rejected for old in self.shards) if shard is shards[0] else 0
+        new.shards[0].late = sum(old.late for old in self.shards)
+        for (k, before), (to, after) in pairs:
+            old, shard = self.shards[k], new.shards[to]
+            leaf = shard._leaf(shard.max_priority)
+            if was and is_ and old.alpha > 0 and not old.is_spent(before):
+                leaf = old.leaf[before]
+                leaf = leaf if old.alpha == shard.alpha else shard._leaf(leaf ** (1 / old.alpha))
+            shard.counts[after] = old.counts[before]
+            shard.leaf[after] = 0.0 if shard.is_spent(after) else leaf
+        return new
+
+
+def _moved_items(old, new, whole):
+    every = [[(k, handle) for handle in shard.handles] for k, shard in enumerate(old)]
+    pairs = []
+    for k, dealt in enumerate(oracles.migrate_items(every, len(new), whole.capacity)):
+        for before in dealt:
+            pairs.append((before, (k, new[k].next_handle)))
+            new[k].stored.append((new[k].next_handle, old[before[0]].item(before[1])))
+            new[k].next_handle += 1
+    return pairs
+
+
+def _moved_sequences(old, new, whole):
+    of_old, of_new = old[0].num_envs, new[0].num_envs
+    total = len(old[0].steps)
+    for name in ("steps", "ends", "gaps", "runs"):
+        rows = [np.concatenate([getattr(shard, name)[t] for shard in old]) for t in range(total)]
+        for k, shard in enumerate(new):
+            setattr(shard, name, [row[k * of_new : (k + 1) * of_new] for row in rows])
+    run, lost = np.concatenate([shard.run for shard in old]), max(old[0].lost, total - min(old[0].length, whole.length))
+    for k, shard in enumerate(new):
+        shard.run, shard.lost = run[k * of_new : (k + 1) * of_new].copy(), lost
+    every = [(h // of_old, k * of_old + h % of_old, (k, h)) for k, shard in enumerate(old) for h in shard.handles]
+    pairs = []
+    for start, env, before in sorted(every):
+        k, handle = env // of_new, start * of_new + env % of_new
+        if new[k].is_stored(handle):
+            new[k].ever[handle] = len(new[k].ever)
+            pairs.append((before, (k, handle)))
+    return pairs
+
+
+class Tracer:
+    """Twin of `NStep`: all steps of each environment."""
+
+    def __init__(self, n, gamma):
+        self.n, self.gamma, self.steps = n, gamma, []
+
+    def add(self, step):
+        """Records of the transitions that are emitted, and a mask of those that are."""
+        self.steps.append(step)
+        now, found, valid = len(self.steps) - 1, [], []
+        for env in range(ROWS):
+            stream = {name: [step[name][env] for step in self.steps] for name in ("r", "terminated", "truncated")}
+            stream["mask"] = [True] * (now + 1)
+            window = oracles.n_step_window(stream, now - self.n + 1, self.n, self.gamma, now + 1)
+            valid.append(window is not None)
+            start, last, Rn, In = window or (0, 0, 0.0, 0.0)
+            number = int(self.steps[start]["s"]["id"][env])
+            found.append(
+                {
+                    "id": number,
+                    "x": float(number),
+                    "Rn": Rn,
+                    "In": In,
+                    "next": int(self.steps[last]["s"]["id"][env]) + FAR,
+                }
+            )
+        records = np.empty(ROWS, object)
+        records[:] = found
+        return records, np.array(valid)
+
+
+FAR = 10**6  # from the number of an observation to that of the next one
+
+
+class Twin(oracles.MixtureTwin):
+    """The sources, and their tracers."""
+
+    def __init__(self, plan):
+        shares = plan.mixture.shares if plan.mixture else (1.0,)
+        super().__init__([Source(source, plan.mixture is None) for source in plan.sources], shares)
+        self.tracers = [Tracer(plan.tracer.n, plan.tracer.gamma) for _ in plan.sources] if plan.tracer else []
+
+    def rows(self, names):
+        if len(self.sources) == 1:
+            return self.sources[0].rows(names)
+        found = []
+        for name in map(int, names):
+            of = [source.shards[item[0]] for source in self.sources if (item := source.find(name)) is not None]
+            handle = [item[1] for source in self.sources if (item := source.find(name)) is not None]
+            assert len(of) < 2, f"{name} names items of two sources"
+            other = self.sources[name % len(self.sources)].shards[0]
+            found.append((of[0], handle[0]) if of else (other, None if name >= 0 else -1))
+        return found
+
+
+class Lane(twins.Lane):
+    """One twin of all, its operations, and a `twins.Lane` for each source."""
+
+    def __init__(self, plan, rng):
+        super().__init__(Twin(plan), rng)
+        self.number, self.log = 0, collections.deque(maxlen=20)
+        self.enter(plan)
+
+    def enter(self, plan):
+        """Go on with a plan, and with the sources of `self.twin`."""
+        self.plan, twin = plan, self.twin
+        twin.shards = [shard for source in twin.sources for shard in source.shards]
+        kinds = [sequence.Lane if isinstance(whole, jr.SequenceBuffer) else twins.Lane for whole in plan.wholes]
+        self.parts = [kind(source, self.rng) for kind, source in zip(kinds, twin.sources, strict=True)]
+        for lane in self.parts:
+            lane.happened = self.happened
+
+    def names(self, count, stored=0.5):
+        found = [lane.names(count, stored) for lane in self.parts]
+        return np.choose(self.rng.integers(len(found), size=count), found)
+
+    # --- operations
+
+    def given(self):
+        """Arguments of a step."""
+        for lane in self.parts:
+            lane.remember()
+        rng, whole = self.rng, self.plan.wholes[0]
+        length = (3,) if isinstance(whole, jr.SequenceBuffer) else ()
+        values = rng.integers(-1000, 1000, (twins.SET, *length)).astype(np.float32)
+        oldest = max(map(twins.lane_oldest, self.twin.shards)) * max(source.age_step for source in self.twin.sources)
+        return {
+            "add": [self.given_rows(k) for k in range(len(self.parts))],
+            "update": (self.names(twins.TOLD), twins.td_errors(rng, twins.TOLD)),
+            "set": (self.names(twins.SET), np.stack([values, -values], axis=-1), rng.random(values.shape) < 0.7),
+            "td_errors": twins.td_errors(rng, BATCH),
+            "read": self.names(twins.DRAWS, 0.4),
+            "max_age": np.int32(rng.integers(1, 2 + max(1, oldest))),
+            "key": key_data(rng),
+        }
+
+    def numbers(self, *shape):
+        first, self.number = self.number + 1, self.number + int(np.prod(shape))
+        return np.arange(first, self.number + 1, dtype=np.int32).reshape(shape)
+
+    def given_rows(self, k):
+        """Arguments of the addition to source k."""
+        rng, whole = self.rng, self.plan.wholes[k]
+        if isinstance(whole, jr.SequenceBuffer):
+            numbers = self.numbers(self.plan.num_steps, ROWS)
+            named = {"td_errors": twins.td_errors(rng, (whole.completed(len(numbers)), ROWS), nan=0.4)}
+            if whole.windows != "any" or whole.hindsight:
+                named["ends"] = rng.random(numbers.shape) < rng.choice([0.0, 0.1, 0.3])
+            if whole.gaps:
+                named["drawable"] = rng.random(numbers.shape) < 0.9
+            closes = whole.gaps or whole.windows in ("inside", "episodes")
+            return {"rows": items(numbers), "named": named} | ({"closed": rng.random(ROWS) < 0.1} if closes else {})
+        numbers, mask = self.numbers(ROWS), rng.random(ROWS) < rng.choice([0.0, 0.6, 1.0, 1.0])
+        found = {"named": {"mask": mask, "td_errors": twins.td_errors(rng, ROWS, nan=0.4)}}
+        if isinstance(whole, jr.ReservoirBuffer):
+            found["key"] = key_data(rng)
+        if self.plan.tracer is None:
+            return found | {"rows": items(numbers)}
+        flags = [rng.random(ROWS) < 0.2 for _ in range(2)]
+        floats = [x.astype(np.float32) for x in (numbers, rng.normal(size=ROWS))]
+        return found | {"step": (items(numbers), *floats, *flags, items(numbers + FAR))}
+
+    def follow(self, given, seen):
+        """Do all operations of a step, and check what was seen."""
+        self.happened["steps"] += 1
+        self.happened["on a full buffer"] += any(shard.is_full for shard in self.twin.shards)
+        for operation in self.plan.order:
+            self.log.append(f"{operation}: {_brief(given[operation] if operation != 'draw' else given['max_age'])}")
+            getattr(self, operation)(given, seen)
+        self.check_look(given, seen["look"], seen["every"])
+
+    def add(self, given, seen):
+        for k, (source, its) in enumerate(zip(self.twin.sources, given["add"], strict=True)):
+            named = its["named"]
+            names, found = seen["every"][k]
+            numbers = _observed(found)["id"].reshape(len(names), -1)[:, 0]
+            if "closed" in its:
+                source.end_streams(its["closed"])
+                self.happened["streams closed"] += int(np.sum(its["closed"]))
+            if isinstance(self.plan.wholes[k], jr.SequenceBuffer):
+                rows, ends = twins.records(its["rows"]["id"]), named.get("ends")
+                new = source.add(rows, ends, named["td_errors"], named.get("drawable"), axis=1)
+            else:
+                if self.plan.tracer is None:
+                    rows, mask = twins.records(its["rows"]["id"]), named["mask"]
+                else:
+                    fields = dict(zip(("s", "a", "r", "terminated", "truncated"), its["step"], strict=False))
+                    rows, valid = self.twin.tracers[k].add(fields)
+                    np.testing.assert_array_equal(seen["valid"][k], valid)
+                    mask = named["mask"] & valid
+                kept = (np.where(names >= 0, numbers, -1),) if isinstance(source.shards[0], Kept) else ()
+                new = source.add(rows, *kept, mask, named["td_errors"])
+            self.happened["items added"] += sum(map(len, new))
+            self.happened["rows told of"] += sum(bool(np.isfinite(x)) for part in new for x in part.values())
+        self.check_every(seen["every"])
+
+    def update(self, given, seen):
+        self.count_update(*given["update"])
+        self.twin.update(*given["update"])
+
+    def set(self, given, seen):
+        names, values, mask = given["set"]
+        for row, (twin, handle) in enumerate(self.twin.rows(names)):
+            if handle in twin.leaf:
+                new = zip(twin.items(handle), np.ravel(values[row, ..., 0]), np.ravel(mask[row]), strict=True)
+                for record, value, flag in new:
+                    record["x"] = float(value) if flag else record["x"]
+                    self.happened["rows set"] += bool(flag)
+
+    def draw(self, given, seen):
+        sample, joint = seen["sample"], self.plan.mixture is not None and self.plan.mixture.weights == "joint"
+        if sample is None:
+            assert not any(shard.handles for shard in self.twin.shards)
+            return
+        max_age, beta = (int(given["max_age"]), twins.BETA) if self.plan.max_age else (None, None)
+        self.check_records(sample.items, sample.indices)
+        if isinstance(sample.items, jr.TransitionBatch):
+            np.testing.assert_array_equal(sample.items.idx, sample.indices)
+            np.testing.assert_allclose(sample.items.W, sample.weights, rtol=1e-6)
+        sample = sample.replace(items=_observed(sample.items))
+        expected = np.zeros(BATCH)
+        for lane, share, rows in zip(self.parts, self.twin.shares, self.twin.parts(BATCH), strict=True):
+            source, own = lane.twin, at(sample, rows)
+            in_order, source.in_order = source.in_order, True
+            drawn = lane.check_draw(own, max_age, beta, weights=not joint)
+            source.in_order, lane.drawn = in_order, own.indices
+            self.happened["items drawn"] += len(drawn)
+            if drawn and joint:
+                weights = source.draw_weights(source.draw_law(max_age), drawn, len(own.indices), beta, None)
+                number = len(drawn) if len(source.shards) == 1 else len(own.indices)  # shards correct for empty rows
+                expected[rows][own.indices >= 0] = share * BATCH / number * weights
+        if joint:
+            normalize = {getattr(source.sampler, "normalize", None) for source in self.twin.sources} & {"batch"}
+            expected /= expected.max() if normalize and expected.max() > 0 else 1
+            np.testing.assert_allclose(sample.weights, expected, rtol=2e-5)
+        self.count_update(sample.indices, given["td_errors"])
+        self.twin.update(sample.indices, given["td_errors"])
+
+    # --- comparisons
+
+    def check_records(self, found, names):
+        """Check what is stored of transitions, beside their observations."""
+        if not isinstance(found, jr.TransitionBatch):
+            return
+        for row, name in enumerate(names):
+            of = [(source, item) for source in self.twin.sources if (item := source.find(name)) is not None]
+            if of:
+                ((source, (k, handle)),) = of
+                record = source.shards[k].item(handle)
+                assert (found.A[row], found.S_next["id"][row]) == (record["id"], record["next"])
+                np.testing.assert_allclose([found.Rn[row], found.In[row]], [record["Rn"], record["In"]], rtol=1e-5)
+                self.happened["transitions compared"] += 1
+
+    def check_every(self, found):
+        """Check the names and items in all slots."""
+        for source, (names, its) in zip(self.twin.sources, found, strict=True):
+            self.check_records(its, names)
+            its = _observed(its)
+            source.learn(names, its["id"].reshape(len(names), -1)[:, 0])
+            stored = [source.find(name) if name >= 0 else None for name in names]
+            twins.check_items(its, [None if of is None else source.shards[of[0]].items(of[1]) for of in stored])
+
+    def check_look(self, given, seen, every):
+        twin, names = self.twin, given["read"]
+        assert (seen["size"], seen["is_empty"]) == (twin.size, twin.size == 0)
+        assert seen["is_full"] == all(shard.is_full for shard in twin.shards)
+        assert seen["can_sample"] == (twin.size >= 3)
+        if "newest" in seen:
+            source, own = twin.sources[0], len(seen["newest"]) // len(twin.shards)
+            for k, part in enumerate(np.split(seen["newest"], len(twin.shards))):
+                assert part.tolist() == ([-1] * own + source.names(k, twin.shards[k].handles))[-own:]
+        rows = twin.rows(names)
+        items = [shard.items(handle) if handle in shard.leaf else None for shard, handle in rows]
+        twins.check_items(_observed(seen["read"]), items)
+        for k, (lane, source) in enumerate(zip(self.parts, twin.sources, strict=True)):
+            its = twin.of_source(k, rows)
+            own = {name: seen[name][its] for name in ("slots", "age", "priorities")}
+            shards = [source.shards.index(rows[row][0]) for row in its]
+            number = source.shards[0].num_slots
+            in_slots = np.pad(every[k][0].reshape(len(source.shards), number), ((0, 0), (0, 1)), constant_values=-1)
+            own["handles"] = in_slots[shards, own["slots"]]
+            lane.check_look_ups(own, names[its], [rows[row] for row in its])
+        if "later" in seen:
+            sequence.Lane.check_later(self, names, *seen["later"], last=False)
+
+    def check_diagnostics(self, found):
+        for k, source in enumerate(self.twin.sources):
+            numbers = {name.removeprefix(f"{k}/"): x for name, x in found.items() if name.startswith(f"{k}/")}
+            numbers = numbers or found
+            stored = sum(len(shard.handles) for shard in source.shards)
+            assert numbers["size"] == source.size
+            if "late" in numbers:
+                assert numbers["late"] == sum(shard.late for shard in source.shards)
+                counts = [count for shard in source.shards for count in shard.counts.values()]
+                np.testing.assert_allclose(numbers["never_updated"], np.mean(np.array(counts) == 0) if counts else 0)
+                np.testing.assert_allclose(numbers["updates_per_item"], np.mean(counts) if counts else 0, rtol=1e-6)
+            if "spent" in numbers:
+                assert numbers["spent"] == stored - source.size
+            if "rejected" not in numbers:
+                continue
+            assert numbers["rejected"] == sum(shard.rejected for shard in source.shards)
+            assert numbers["updates"] == max(shard.updates for shard in source.shards)
+            leaves = [leaf for shard in source.shards for leaf in shard.leaf.values()]
+            np.testing.assert_allclose(numbers["total_priority"], sum(leaves), rtol=1e-5)
+            laws = [law for law in source.draw_law() if law]
+            law = sorted((p for law in laws for p in law.values()), reverse=True)
+            law = [p / sum(law) for p in law]
+            expected = oracles.top_mass(law, [1 / stored] * len(law), 0.1) if law else 0.0
+            np.testing.assert_allclose(numbers["top_10pct_mass"], expected, rtol=1e-5)
+            largest = max(shard.max_priority for shard in source.shards)
+            if source.sampler.max_priority == "stored":
+                top = max(leaves, default=0)
+                largest = top ** (1 / source.sampler.alpha) if top > 0 and source.sampler.alpha > 0 else 1.0
+            np.testing.assert_allclose(numbers["max_priority"], largest, rtol=1e-5)
+
+
+def _observed(its):
+    return its.S if isinstance(its, jr.TransitionBatch) else its
+
+
+def _brief(given):
+    """Arguments in one line."""
+    return " ".join(str(jax.tree.map(lambda x: np.asarray(x).tolist(), given)).split())[:300]
+
+
+def key_data(rng):
+    return np.asarray(jax.random.key_data(jax.random.key(int(rng.integers(2**31)))))
+
+
+class Run:
+    """Runs one configuration, with its details and operations from a seed."""
+
+    def __init__(self, number, seed=seeds.SEED):
+        self.number, self.seed, self.on = number, seed, configurations()[0][number]
+        self.rng = seeds.rng("crossings", number, seed=seed)
+        self.plan, self.after = first_plan(self.on, self.rng)
+        self.vmap, self.eager = ("vmap" in self.on.program), "eager" in self.on.program
+        self.lanes = [Lane(self.plan, seeds.rng("lane", number, k, seed=seed)) for k in range(1 + self.vmap)]
+        self.carry = self.joined([self.plan.init() for _ in self.lanes])
+        self.programs = {}
+
+    def joined(self, carries):
+        return jax.tree.map(lambda *x: jnp.stack(x), *carries) if self.vmap else carries[0]
+
+    def parts(self):
+        if not self.vmap:
+            return [self.carry]
+        return [jax.tree.map(lambda x, k=k: x[k], self.carry) for k in range(len(self.lanes))]
+
+    def wrapped(self, function, mode):
+        function = jax.vmap(function) if self.vmap else function
+        if mode == "scan":
+            return jax.jit(lambda carry, given: jax.lax.scan(function, carry, given))
+        return function if self.eager else jax.jit(function)
+
+    def program(self, mode):
+        key = self.plan, mode
+        if key not in self.programs:
+            self.programs[key] = self.wrapped(functools.partial(step, self.plan), mode)
+        return self.programs[key]
+
+    def segment(self, mode):
+        """Some steps, one by one or in two scans."""
+        length = STEPS // 2 if mode == "scan" else 1
+        for _ in range(STEPS // length):
+            given = [[lane.given() for _ in range(length)] for lane in self.lanes]
+            for lane in self.lanes:
+                lane.log.append(f"-- {mode}")
+            of_steps = [stack(*x) if self.vmap else x[0] for x in zip(*given, strict=True)]
+            arguments = stack(*of_steps) if mode == "scan" else of_steps[0]
+            self.carry, seen = self.program(mode)(self.carry, arguments)
+            seen = jax.device_get(seen)
+            for time in range(len(of_steps)):
+                now = at(seen, time) if mode == "scan" else seen
+                for k, lane in enumerate(self.lanes):
+                    lane.follow(given[k][time], at(now, k) if self.vmap else now)
+
+    def event(self, name, folder):
+        for lane in self.lanes:
+            lane.log.append(f"-- {name}")
+        getattr(self, name)(folder)
+        for lane, carry in zip(self.lanes, self.parts(), strict=True):
+            lane.happened[name] += 1
+            lane.check_every(jax.device_get(jax.jit(every, static_argnums=0)(self.plan, carry["replay"])))
+
+    def clear(self, folder):
+        clear = self.wrapped(self.plan.buffer.clear, "")
+        self.carry = self.carry | {"replay": clear(self.carry["replay"])}
+        for lane in self.lanes:
+            lane.twin.clear()
+
+    def restore(self, folder):
+        config, state = {"lanes": [self.plan.config]}, {"lanes": self.parts()}
+        before = jax.device_get(state)
+        jr.save(folder, config, state)
+        state = jr.restore(folder, config, state)
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state))
+        self.carry = self.joined(state["lanes"])
+
+    def devices(self, folder):
+        old, new = self.plan, self.after(self.plan, "devices")
+        jr.save(folder, {"run": old.config}, {"lanes": self.parts()})
+        like = {"lanes": [new.init() for _ in self.lanes]}
+        found = jr.restore(folder, {"run": new.config}, like)["lanes"]
+        self.enter(new, found)
+
+    def migrate(self, folder):
+        old, new, found = self.plan, self.after(self.plan, "migrate"), []
+        for carry in self.parts():
+            states = old.each(carry["replay"])
+            states = [
+                state if before == after else jr.migrate(before, state, after)
+                for before, state, after in zip(old.sources, states, new.sources, strict=True)
+            ]
+            found.append(carry | {"replay": new.whole(states)})
+        self.enter(new, found)
+
+    def enter(self, plan, carries):
+        for lane in self.lanes:
+            sources = zip(lane.twin.sources, self.plan.sources, plan.sources, strict=True)
+            lane.twin.sources = [twin if old == new else twin.moved(new) for twin, old, new in sources]
+            lane.enter(plan)
+        self.plan, self.carry = plan, self.joined(carries)
+
+    def run(self, folder):
+        """Run segments with events between them; returns how often things happened.
+
+        A program takes seconds to compile: one of each mode, and one before and one after the state moves.
+        """
+        rng, modes = self.rng, [*({"eager", "scan"} & self.on.program)] or ["jit"]
+        modes = [str(mode) for mode in rng.permutation(modes)]
+        events = [str(x) for x in rng.permutation(sorted({"clear", "restore"} & self.on.program))]
+        moves = [str(x) for x in rng.permutation(sorted({"devices", "migrate"} & frozenset.union(*self.on.sources)))]
+        first = int(rng.integers(len(events) + 1))
+        try:
+            self.segment(modes[0])
+            for event in (*events[:first], *moves):
+                self.event(event, folder)
+                if event not in moves:
+                    self.segment(modes[0])
+            if moves or len(modes) > 1:
+                self.segment(modes[-1])
+            for event in events[first:]:
+                self.event(event, folder)
+                self.segment(modes[-1])
+            carry = self.parts()[0]
+            found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
+            self.lanes[0].check_diagnostics(jax.device_get(found))
+        except BaseException as error:
+            error.add_note(f"configuration {self.number}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}")
+            for k, lane in enumerate(self.lanes):
+                error.add_note(f"lane {k}, the last operations:\n" + "\n".join(lane.log))
+            raise
+        return self.lanes[0].happened

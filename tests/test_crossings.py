@@ -1,0 +1,39 @@
+"""Options that meet: random operations on random configurations, with checkpoints and migrations in the middle."""
+
+import crossings
+import pytest
+import seeds
+from helpers import check_happened, rarely, rejects
+
+LEAST = {"items added": 50, "items drawn": 100, "updates of stored items": 25}
+CHEAP = sorted(range(crossings.NUMBER), key=lambda number: crossings.configurations()[0][number].cost)
+
+
+@pytest.mark.parametrize("number", [*CHEAP[:2], *map(rarely, CHEAP[2:4])])
+def test_options_that_meet(tmp_path, number):
+    run_one(tmp_path, number, seeds.SEED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(crossings.NUMBER))
+def test_options_that_meet_with_a_new_seed(tmp_path, number):
+    run_one(tmp_path, number, seeds.fresh())
+
+
+def run_one(folder, number, seed):
+    happened = crossings.Run(number, seed).run(folder)
+    assert happened["steps"] >= crossings.STEPS
+    check_happened(happened, LEAST, happened["steps"])
+
+
+def test_every_pair_of_options_is_on_together_or_impossible():
+    _, times = crossings.configurations()
+    for pair in crossings.all_pairs():
+        enough = times[pair] == 0 if pair in crossings.IMPOSSIBLE else times[pair] >= crossings.TIMES
+        assert enough, f"{sorted(pair)} are on together {times[pair]} times"
+
+
+@pytest.mark.parametrize("pair", crossings.IMPOSSIBLE, ids=lambda pair: "-".join(sorted(pair)))
+def test_impossible_pairs_are_refused(tmp_path, pair):
+    message, refused = crossings.IMPOSSIBLE[pair]
+    rejects(message, refused, tmp_path, error=(ValueError, TypeError))

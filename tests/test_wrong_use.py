@@ -343,22 +343,6 @@ def test_traced_numbers_out_of_range_are_clipped():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["alpha", "epsilon", "floor"])
-@pytest.mark.parametrize("value", [np.nan, -1.0])
-def test_a_setting_that_is_no_setting_leaves_draws_valid_and_is_counted(name, value):
-    state = PRIORITIZED.add(PRIORITIZED.init(ROWS), ROWS)
-    state = state.replace(sampler=state.sampler.replace(**{name: jnp.float32(value)}))
-    state = PRIORITIZED.update(PRIORITIZED.add(state, ROWS), np.arange(3), ONES * 0.5)
-    drawn = PRIORITIZED.sample(state, KEY, 8)
-    assert np.all((np.asarray(drawn.indices) >= 0) & (np.asarray(drawn.indices) < 6))
-    assert np.all((np.asarray(drawn.probabilities) > 0) & np.isfinite(drawn.weights))
-    is_harmless = (
-        name != "alpha" and value < 0
-    )  # |td_error| is never below the floor, and a priority below 0 counts as 0
-    assert jr.diagnostics(PRIORITIZED, state)["rejected"] == (0 if is_harmless else 3)
-    assert np.isfinite(state.sampler.max_priority)
-
-
 def test_a_program_takes_a_buffer_as_an_argument():
     state = REPLAY.add(REPLAY.init(ROWS), ROWS)
     draw = jax.jit(lambda buffer, state: buffer.sample(state, KEY, 4).indices)

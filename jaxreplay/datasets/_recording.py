@@ -177,7 +177,7 @@ class Recorder(contextlib.AbstractContextManager):
                 is_plain, header = array.dtype.kind in PLAIN, io.BytesIO()
                 stored = array[:count].view(array.dtype if is_plain else f"u{array.dtype.itemsize}")
                 np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-                pieces = header.getvalue(), memoryview(_bytes(stored))
+                pieces = header.getvalue(), _bytes(stored)
                 crc = self._thread.submit(zlib.crc32, pieces[1], zlib.crc32(pieces[0]))
                 written[name] = [files.write(os.path.join(new, f"{name}.npy"), *pieces), crc.result()]
             part = {"length": count, "resumed": self._resumes, "files": written}
@@ -251,7 +251,7 @@ def _description(folder: str) -> dict[str, Any]:
     return content
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def _bytes(array: np.ndarray) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 

@@ -52,7 +52,6 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     """The leaf of a priority in a tree of this capacity."""
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
     # subnormals to 0).
-    alpha = jnp.where(alpha >= 0, alpha, 0.0)
     leaf = jnp.clip(priority**alpha, 2.0**-63, 2.0 ** (63 - (capacity - 1).bit_length()))
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
@@ -121,9 +120,8 @@ class Prioritized(Sampler[PrioritizedState]):
     `sample` can override beta. `alpha`, `epsilon` and `floor` are the first values of arrays of the state, which
     `state.sampler.replace(alpha=alpha)` changes before the first `add`. So each lane of `jax.vmap` may have its own.
 
-    A non-finite TD error only increments the state's counter `rejected`. So does any while alpha, epsilon or floor is
-    NaN, or alpha negative. A negative p counts as 0. Positive p^alpha are clipped to [2^-63, 2^63 / capacity], so that
-    no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
+    A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
+    [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
@@ -328,9 +326,9 @@ class Prioritized(Sampler[PrioritizedState]):
           True if `mask` has a True row in any shard, bool [].
         """
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
-        priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
-        finite = jnp.isfinite(priorities) & (state.alpha >= 0)  # a setting that is NaN rejects too
+        finite = jnp.isfinite(td_errors)
         accepted = mask & finite
+        priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = jnp.max(of_updates, initial=-1.0)

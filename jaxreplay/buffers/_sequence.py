@@ -204,6 +204,12 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
           >>> buffer.sample(state, key, batch_size=2).items.tolist()  # 3 is of the next one
           [[1, 2], [1, 2]]
+          >>> buffer = jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
+          >>> # 2 completes [1, 2], then 3 completes [2, 3]; the last row of TD errors has no sequence.
+          >>> td_errors = jnp.array([[2.0], [0.0], [jnp.nan]])
+          >>> state = buffer.add(buffer.init(steps), steps, td_errors=td_errors)
+          >>> buffer.priorities(state, jnp.array([0, 1])).tolist()
+          [2.0, 0.0]
         """
         steps, flags = self._check_rollout(state, steps, ends, drawable)
         num_steps = flags.shape[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxreplay._common import files
+from jaxreplay._common import files, signals
 from jaxreplay.checkpoint import _arrays, _files, _processes
 
 LOOK_AGAIN = 0.2  # seconds
@@ -43,8 +43,9 @@ class Writing(threading.Thread):
           OSError: its folder cannot be made.
         """
         if self._is_first:
-            self.start()
-            self._begun.wait()
+            with signals.Held():  # a save that comes after an interrupted one gets a later number
+                self.start()
+                self._begun.wait()
         self.number = _processes.on_first(self._outcome)
         if not self._is_first:
             self.start()

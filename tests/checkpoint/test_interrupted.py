@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_until_signalled
+from faults import in_time
 from helpers import rarely
 
 import jaxreplay as jr
@@ -113,6 +114,18 @@ def test_a_program_that_goes_on_after_interrupts_saves_rightly(tmp_path, childre
     saving.process.join(WITHIN)
     saving.read()
     assert saving.last["end"] % 128 <= restored(tmp_path) <= saving.last["begin"] % 128
+
+
+def test_a_save_after_an_interrupted_one_is_the_newest(tmp_path, monkeypatch):
+    """Also where the writer of the interrupted one is slow to begin, such as on a busy machine."""
+    begin, pauses = _files.begin, iter([0.5])
+    monkeypatch.setattr(_files, "begin", lambda *arguments: (time.sleep(next(pauses, 0)), begin(*arguments))[1])
+    with pytest.raises(pytest.fail.Exception), in_time(0.1):
+        jr.save(tmp_path, None, filled(1), keep=2)
+    jr.save(tmp_path, None, filled(2), keep=2)
+    wait_for_writers()
+    assert restored(tmp_path) == 2
+    assert len(_files.numbers(tmp_path)) == 2
 
 
 def wait_for_writers():

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib.util
 import multiprocessing
 import os
 import pathlib
@@ -25,6 +26,8 @@ QUICK = (
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
+# Of the extra `bench`, with which `.ci/run benchmark` runs it.
+collect_ignore = [] if importlib.util.find_spec("flashbax") else ["test_as_flashbax.py"]
 MEMORY = pathlib.Path("/proc/self/statm")
 MOST_BYTES = 1_300_000_000  # of a process; two together need less than 4 GB
 jax.config.update("jax_num_cpu_devices", 8)  # to be shards

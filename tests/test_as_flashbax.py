@@ -7,13 +7,13 @@ import re
 import sys
 import warnings
 
+import flashbax as fbx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import rarely
 
-fbx = pytest.importorskip("flashbax")
 
 FILE = pathlib.Path(__file__).parent.parent / "examples/recipes/as_flashbax.py"
 TRAJECTORIES = {"add_batch_size": 3, "sample_batch_size": 64, "min_length_time_axis": 6}

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from helpers import rarely
 
-
 FILE = pathlib.Path(__file__).parent.parent / "examples/recipes/as_flashbax.py"
 TRAJECTORIES = {"add_batch_size": 3, "sample_batch_size": 64, "min_length_time_axis": 6}
 CASES = {  # the maker, its sizes, and leading axes of added steps

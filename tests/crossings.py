@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh
 import jaxreplay as jr
 
 TIMES, NUMBER = 20, 115
-ROWS, BATCH = 4, 16  # of an addition (to each of as many streams), and of a draw
+ROWS, BATCH = 4, 16  # of an addition (to each of as many streams), and of a draw, at most
 STEPS = 8  # of a segment
 
 # Options of one buffer, and of a whole program; a plain ReplayBuffer that is jitted has none.
@@ -238,6 +238,20 @@ class Plan:
     def wholes(self):
         return [twins.unsharded(source) for source in self.sources]
 
+    @functools.cached_property
+    def batch(self):
+        """Rows of a draw: fewer than BATCH where a source draws each item once and has fewer."""
+
+        def fits(batch):
+            counts = self.mixture.counts(batch) if self.mixture else (batch,)
+            most = [
+                x.num_slots if y.sampler.is_distinct else BATCH for x, y in zip(self.sources, self.wholes, strict=True)
+            ]
+            shards = map(twins.num_shards, self.sources)
+            return all(n > 0 and n % d == 0 and n // d <= x for n, d, x in zip(counts, shards, most, strict=True))
+
+        return max(filter(fits, range(1, BATCH + 1)))
+
     def of(self, name, k):
         """A method of source k, which takes and returns the whole state."""
         method = getattr(self.buffer, name)
@@ -327,7 +341,7 @@ def draw(plan, state, given):
     """A sample; None where an eager call says that the buffer is empty."""
     named = {"max_age": given["max_age"], "beta": twins.BETA} if plan.max_age else {}
     try:
-        return plan.buffer.sample(state, jax.random.wrap_key_data(given["key"]), BATCH, **named)
+        return plan.buffer.sample(state, jax.random.wrap_key_data(given["key"]), plan.batch, **named)
     except ValueError as error:
         if "cannot sample" not in str(error):
             raise
@@ -618,7 +632,7 @@ class Lane(twins.Lane):
             "add": [self.given_rows(k) for k in range(len(self.parts))],
             "update": (self.names(twins.TOLD), twins.td_errors(rng, twins.TOLD)),
             "set": (self.names(twins.SET), np.stack([values, -values], axis=-1), rng.random(values.shape) < 0.7),
-            "td_errors": twins.td_errors(rng, BATCH),
+            "td_errors": twins.td_errors(rng, self.plan.batch),
             "read": self.names(twins.DRAWS, 0.4),
             "max_age": np.int32(rng.integers(1, 2 + max(1, oldest))),
             "key": key_data(rng),
@@ -708,8 +722,8 @@ class Lane(twins.Lane):
             np.testing.assert_array_equal(sample.items.idx, sample.indices)
             np.testing.assert_allclose(sample.items.W, sample.weights, rtol=1e-6)
         sample = sample.replace(items=_observed(sample.items))
-        expected = np.zeros(BATCH)
-        for lane, share, rows in zip(self.parts, self.twin.shares, self.twin.parts(BATCH), strict=True):
+        expected = np.zeros(self.plan.batch)
+        for lane, share, rows in zip(self.parts, self.twin.shares, self.twin.parts(self.plan.batch), strict=True):
             source, own = lane.twin, at(sample, rows)
             in_order, source.in_order = source.in_order, True
             drawn = lane.check_draw(own, max_age, beta, weights=not joint)
@@ -718,7 +732,7 @@ class Lane(twins.Lane):
             if drawn and joint:
                 weights = source.draw_weights(source.draw_law(max_age), drawn, len(own.indices), beta, None)
                 number = len(drawn) if len(source.shards) == 1 else len(own.indices)  # shards correct for empty rows
-                expected[rows][own.indices >= 0] = share * BATCH / number * weights
+                expected[rows][own.indices >= 0] = share * self.plan.batch / number * weights
         if joint:
             normalize = {getattr(source.sampler, "normalize", None) for source in self.twin.sources} & {"batch"}
             expected /= expected.max() if normalize and expected.max() > 0 else 1

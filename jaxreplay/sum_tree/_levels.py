@@ -85,6 +85,7 @@ def at(nodes: jax.Array, index: jax.Array) -> Any:
     return nodes.at[jax.lax.div(index, jnp.int32(nodes.shape[1])), jax.lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
+@functools.partial(jax.jit, static_argnames="fanout")
 def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
@@ -108,7 +109,8 @@ def ascend(
         if children.size // fanout <= max(DENSE * node.size, FEW):
             parents = xla.compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
         else:
-            value = fold(read_rows(children, node, fanout), combine, fanout >= WIDE)
+            rows = xla.compute_once(read_rows, children, node, fanout=fanout)
+            value = fold(rows, combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)

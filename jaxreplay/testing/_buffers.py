@@ -84,6 +84,18 @@ class _Runs:
         sample = self.buffer.sample(state, key, self.batch_size)
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
 
+    @functools.cached_property
+    def draws(self) -> int:
+        """The rows of a draw that shows a law: fewer where each item is drawn once, and the buffer refuses so many."""
+        rows, state = DRAWS, jax.eval_shape(self.init)
+        while rows > self.batch_size:
+            try:
+                jax.eval_shape(lambda state: self.buffer.sample(state, jax.random.key(0), rows), state)  # noqa: B023
+                return rows
+            except ValueError:
+                rows //= 2
+        return self.batch_size
+
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
         return jax.lax.scan(self.step, self.init(), keys)
 
@@ -120,7 +132,7 @@ class _Runs:
         """Check draws, handles and late updates."""
         step, get, draw = jax.jit(self.step), self.buffer.get, jax.jit(self.buffer.sample, static_argnums=2)
         with rule(rules.EMPTY):
-            nothing = jax.device_get(draw(self.init(), key, DRAWS))
+            nothing = jax.device_get(draw(self.init(), key, self.draws))
             np.testing.assert_array_equal(nothing.indices, -1)
             np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
         sample = jax.device_get(draw(state, key, self.batch_size))
@@ -130,13 +142,13 @@ class _Runs:
             for leaf, stored in zip(jax.tree.leaves(sample.items), jax.tree.leaves(self.spec), strict=not is_traced):
                 assert is_traced or leaf.dtype == stored.dtype, f"{leaf.dtype} items, {stored.dtype} were added"
                 chex.assert_axis_dimension(leaf, 0, self.batch_size)
-        many = jax.device_get(draw(state, key, DRAWS))
-        check_rows(many.indices, many.probabilities, many.weights, DRAWS)
+        many = jax.device_get(draw(state, key, self.draws))
+        check_rows(many.indices, many.probabilities, many.weights, self.draws)
         with rule(rules.RANGES):
             named = many.indices[many.probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
         parts = getattr(self.buffer, "_parts", lambda _: [(0, slice(None))])  # of a Mixture: the rows of each source
-        for _, rows in parts(DRAWS):
+        for _, rows in parts(self.draws):
             check_law(many.indices[rows], many.probabilities[rows])
         old, gone = jax.device_get(get(state, sample.indices)), np.zeros(self.batch_size, bool)
         with rule(rules.HANDLES):
@@ -149,10 +161,10 @@ class _Runs:
                 gone = _rows(lambda x, _: not np.any(x), now, old)
                 assert np.all(kept | gone), f"rows {np.flatnonzero(~(kept | gone))} hold other items"
         with rule(rules.LATE):
-            before = jax.device_get(draw(state, key, DRAWS).probabilities)
+            before = jax.device_get(draw(state, key, self.draws).probabilities)
             late = np.where(gone, sample.indices, -1).astype(np.int32)
             state = self.buffer.update(state, late, 100 * np.ones(self.batch_size, np.float32))
-            same(draw(state, key, DRAWS).probabilities, before)
+            same(draw(state, key, self.draws).probabilities, before)
 
     def check_donation(self, key: jax.Array) -> None:
         if not hasattr(self.buffer, "donate"):

@@ -96,7 +96,7 @@ def test_the_contract_with_twenty_seeds(sampler):
 @each_variant
 def test_it_says_whether_rows_are_filled_and_how_weights_are_normalized(sampler):
     buffer, state = replay(sampler, count=3)
-    sample = buffer.sample(state, jax.random.key(0), ROWS)
+    sample = buffer.sample(state, jax.random.key(0), CAPACITY if sampler.is_distinct else ROWS)
     filled = np.asarray(sample.indices) >= 0
     assert filled.all() == sampler.fills_rows, "a sampler that fills rows has to say so, and no other"
     plain = sampler.unnormalized()

@@ -309,7 +309,8 @@ class Buffer(Slots[S]):
         mask = rows_to_write(mask, valid, places.shape)
         if mask is not None:
             places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
-        return dataclasses.replace(state, storage=layouts.write_parts(state.storage, num_axes, places, values))
+        storage = layouts.write_parts(state.storage, num_axes, places, values)
+        return dataclasses.replace(state, storage=storage, ring=state.ring.after(places))  # as `update`
 
     @calls.method(num_rows="n", before=newest_arguments)
     def newest(self, state: S, n: int) -> jax.Array:

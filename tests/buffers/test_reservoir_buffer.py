@@ -169,16 +169,20 @@ def scanned_steps(buffer, order, seeds, same_items=False):
 
     def step(carry, key):
         state, indices, td_errors = carry
+        new = batch + td_errors[0]
         for operation in order:
             key, own_key = jax.random.split(key)
             if operation == "add":
-                new = batch if same_items else batch + td_errors[0]
-                state = buffer.add(state, new, own_key, mask=jax.random.bernoulli(key, 0.5, (8,)))
+                mask = None if same_items else jax.random.bernoulli(key, 0.5, (8,))
+                state = buffer.add(state, batch if same_items else new, own_key, mask=mask)
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
+            elif operation == "set":
+                state = buffer.set(state, indices, new)
             else:
                 drawn = buffer.sample(state, own_key, 8)
                 indices, td_errors = drawn.indices, td_errors + drawn.weights + drawn.items[:, 0]
+                new = 2 * drawn.items
         return (state, indices, td_errors), None
 
     def run(state, key):
@@ -197,6 +201,7 @@ def scanned_steps(buffer, order, seeds, same_items=False):
 SHORT = ["sample", "add", "sample", "update", "add"]
 # All pairs of operations follow one another.
 PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add", "add"]
+PAIRS += ["set", "set", "update", "set", "sample", "set", "add"]
 
 
 @pytest.mark.hlo
@@ -206,6 +211,7 @@ PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add
     [
         rarely((PRIORITIZED, SHORT, False, 0)),
         (UNIFORM, ["sample", "update", "add"], True, 4),
+        (UNIFORM, ["sample", "set", "add", "sample", "add"], False, 0),
         rarely((PRIORITIZED, PAIRS, False, 0)),
         *(rarely((x, PAIRS, False, seeds)) for x in (UNIFORM, jr.Prioritized(normalize="global")) for seeds in (0, 4)),
         rarely((PRIORITIZED, ["sample", "update", "add"], True, 4)),

@@ -303,8 +303,9 @@ def first_plan(on, rng):
             mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights)
         return dataclasses.replace(plan, sources=sources, mixture=mixture)
 
-    whole_shares = any("sharded" in its for its in on.sources)  # shards get equal numbers of rows
-    shares = ((1, 1), (3, 1))[rng.integers(2)] if whole_shares else (0.62, 0.38)
+    used, shares = frozenset().union(*on.sources), (0.62, 0.38)
+    if "sharded" in used:  # shards get equal numbers of rows, and three quarters of 16 may be above all slots
+        shares = ((1, 1), (3, 1))[rng.integers(2) if "distinct" not in used else 0]
     tracer = jr.NStep(n=2, gamma=0.9, num_envs=ROWS) if "tracer" in on.program else None
     order = "add", *map(str, rng.permutation(["update", "set", "draw"]))
     plan = Plan((), None, tracer, order, "max_age" in on.program, int(rng.integers(2, 5)))

@@ -88,6 +88,7 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
 class Sized(abc.ABC):
     """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
 
+    is_sharded: ClassVar[bool] = False
     locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
 
     def __len__(self) -> int:

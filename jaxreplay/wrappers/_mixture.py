@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
+from jaxreplay._common.calls import forwarded
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
@@ -268,13 +269,13 @@ class Mixture(Sized):
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = calls.forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
-    set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
-    get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
-    priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
-    later = calls.forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    update = forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
+    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
+    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: tuple[Any, ...], source: int, slots: jax.Array) -> jax.Array:
         """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""

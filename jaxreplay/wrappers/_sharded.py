@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Generic, overload
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import calls, checks, devices, meshes, ring
+from jaxreplay._common import checks, devices, meshes, ring
+from jaxreplay._common.calls import Call, forwarded
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
@@ -19,14 +20,6 @@ from jaxreplay.buffers._sample import check_batch_size
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 from jaxreplay.buffers._state import S, Sized, check_once
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def on_shards(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Concatenate[Any, P], R]:
-    """A method of `Sharded`, which applies the buffer's `method` to each shard."""
-    return calls.forwarded(method, doc, over_mesh=lambda program: program)
 
 
 @checks.config
@@ -159,21 +152,21 @@ class Sharded(Sized, Generic[S]):
         """
         return _add_of(type(self.buffer))(self, state, *args, **kwargs)
 
-    sample = on_shards(
+    sample = forwarded(
         Buffer.sample, "Draw batch_size / D items of each shard, in a `ReplayBuffer` its newest max_age / D."
     )
-    epoch = on_shards(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
-    update = on_shards(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
-    clear = on_shards(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
-    set = on_shards(Buffer.set, "Write leaves of stored items in place, each shard its part of the rows.")
-    newest = on_shards(Buffer.newest, "Handles of the newest n / D insertions of each shard, int32 [n], by shard.")
-    get = on_shards(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    handles = on_shards(Buffer.handles, "`Buffer.handles` of slots within shards, int [B]; each shard has B / D rows.")
-    slots = on_shards(Buffer.slots, "`Buffer.slots`, within its shard, of each of the handles, int [B].")
-    priorities = on_shards(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = on_shards(Buffer.age, "`Buffer.age` of the handles, int [B].")
-    later = on_shards(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
-    end_streams = on_shards(SequenceBuffer.end_streams, "Close streams, each shard its part of the mask.")
+    epoch = forwarded(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
+    update = forwarded(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
+    clear = forwarded(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
+    set = forwarded(Buffer.set, "Write leaves of stored items in place, each shard its part of the rows.")
+    newest = forwarded(Buffer.newest, "Handles of the newest n / D insertions of each shard, int32 [n], by shard.")
+    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    handles = forwarded(Buffer.handles, "`Buffer.handles` of slots within shards, int [B]; each shard has B / D rows.")
+    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its shard, of each of the handles, int [B].")
+    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    end_streams = forwarded(SequenceBuffer.end_streams, "Close streams, each shard its part of the mask.")
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
@@ -234,7 +227,7 @@ class Sharded(Sized, Generic[S]):
             rule = f"must be a multiple of {self.num_shards}, the number of shards"
             raise ValueError(f"{name}={size}: {rule} (mesh axis {self.axis!r}).")
 
-    def _run(self, name: str, call: calls.Call, state: S, arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: Call, state: S, arguments: dict[str, Any]) -> Any:
         """The buffer's method `name` on each shard and its part of the rows."""
         part, method = self._part, getattr(type(self.buffer), name)
         static = {x: arguments.pop(x) for x in call.every_static}
@@ -282,7 +275,7 @@ class Sharded(Sized, Generic[S]):
 @functools.cache
 def _add_of(kind: type[Buffer]) -> Any:
     """`Sharded.add` for one class of buffers."""
-    return on_shards(kind.add, "")
+    return forwarded(kind.add, "")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -15,8 +15,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
-from jaxreplay.sum_tree._tree import Stratified
-from jaxreplay.sum_tree._whole import emptied, of_rows, on_backend
+from jaxreplay.sum_tree._tree import Stratified, emptied, of_rows, on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 

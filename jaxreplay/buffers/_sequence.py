@@ -218,11 +218,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        change = self._drawable.advance(self, state, state.ring.after(steps, flags), flags, completed, wait, td_errors)
+        state = dataclasses.replace(state, ring=state.ring.after(steps, flags))
+        change = self._drawable.advance(self, state, flags, completed, wait, td_errors)
         rows = state.rows.after(change.ring.inserted)
         at, count = rows.next_slots(None, num_steps)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
-        return SequenceState(
+        return dataclasses.replace(
+            state,
             storage=storage,
             ends=ends,
             rows=rows.advance(count),
@@ -230,8 +232,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             ring=change.ring,
             **self._insert(state, change.slots, change.drawable, change.td_errors),
             windows=change.windows,
-            episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
-            sequences=state.sequences,
+            episodes=state.episodes and _later_steps.append(state.episodes, flags, at),
         )
 
     def _emptied(self, state: SequenceState) -> dict[str, Any]:

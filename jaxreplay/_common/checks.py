@@ -348,19 +348,14 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
     return jnp.asarray(indices)
 
 
-def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
-    """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
-    indices = check_indices(indices)
-    return indices, _td_errors(td_errors, indices.shape, f"one number for each of the {indices.size} indices")
-
-
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
     expected = f"float{list(shape)}, one number {each}; NaN if unknown"
-    return as_float(_td_errors(td_errors, shape, expected)).reshape(-1)
+    return as_float(check_td_errors(td_errors, shape, expected)).reshape(-1)
 
 
-def _td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
+def check_td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
+    """TD errors; a `ValueError` that states `expected` if they are not numbers of `shape`."""
     td_errors = as_real("td_errors", td_errors, expected)
     if td_errors.shape != shape or not _is_number(td_errors):
         raise ValueError(f"td_errors: got {type_text(td_errors)}, expected {expected}.")

@@ -337,7 +337,8 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
           [30, 30, 30, 30]
         """
-        indices, td_errors = checks.check_td_errors(indices, td_errors)
+        expected = f"one number for each of the {indices.size} indices"
+        td_errors = checks.check_td_errors(td_errors, indices.shape, expected)
         (slots,) = xla.materialize(self._slots(state, indices))
         stored = slots < state.ring.capacity
         slots = jnp.where(indices >= 0, slots, -1)

@@ -168,14 +168,12 @@ class Buffer(Sized, Generic[S]):
             rule = f"at most {self._num_slots}, the slots, as {self.sampler!r} draws each once"
             raise ValueError(f"got a draw of {batch_size} rows, expected {rule}; draw fewer, or with replacement.")
         key = self._own_key(key, shared=self.sampler.shares_key)
-        sampler_state = state.sampler
-        if max_age is None:
-            live = self._live(state)
-        else:
+        live, sampler_state = self._live(state), state.sampler
+        if max_age is not None:
             self._check_order("max_age")
-            live = self._live(state, checks.as_count(max_age))
+            every, live = live, self._live(state, checks.as_count(max_age))
             if self.sampler.by_age:
-                live = dataclasses.replace(live, older=self._live(state).size - live.size)
+                live = dataclasses.replace(live, older=every.size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
         if state.uses is not None:
             live = state.uses.live(live, max_age is not None)

@@ -414,17 +414,14 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_state(self, state: SequenceState) -> None:
         super()._check_state(state)
-        length, stride = state.sequences
-        if (length, stride) != (self.sequence_length, self.stride):
-            given = f"sequence_length={self.sequence_length}, stride={self.stride}"
-            raise ValueError(
-                f"{given}: this state is of a buffer with {length} and {stride}; use the buffer that made it."
-            )
-        found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
-        if tuple(x is not None for x in found) != expected:
-            given = f"windows={self.windows!r}, gaps={self.gaps}"
-            found = "this state is of a buffer with other windows or gaps"
-            raise ValueError(f"{given}: {found}; use the buffer that made it.")
+        expected = self._drawable is _chosen_sequences, self._keeps_ends
+        if (found := state.sequences) != (self.sequence_length, self.stride):
+            given, other = f"sequence_length={self.sequence_length}, stride={self.stride}", f"{found[0]} and {found[1]}"
+        elif (state.windows is not None, state.ends is not None) != expected:
+            given, other = f"windows={self.windows!r}, gaps={self.gaps}", "other windows or gaps"
+        else:
+            return
+        raise ValueError(f"{given}: this state is of a buffer with {other}; use the buffer that made it.")
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:

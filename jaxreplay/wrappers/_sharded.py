@@ -115,7 +115,7 @@ class Sharded(Sized, Generic[S]):
         checks.leading_axes(spec, self.buffer._batch_axes, "a batch")
         leaves, treedef = jax.tree.flatten(spec)
         with devices.on_device_of(self.state_sharding):
-            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+            return _init(self, treedef, tuple(leaves))
 
     @overload
     def add(
@@ -172,27 +172,25 @@ class Sharded(Sized, Generic[S]):
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
         batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
-        check_once(self, state)
-        return jnp.max(-(-state.ring.size // (batch_size // self.num_shards)), axis=-1)
+        return self._reduced(jnp.max, self._part.num_batches, state, batch_size // self.num_shards)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
-        return self._sum(self._part.size, state)
+        return self._reduced(_sum, self._part.size, state)
 
     def stored_steps(self, state: S) -> jax.Array:
         """Number of steps stored in all shards of a `SequenceBuffer`, int32 []."""
         part: Any = self._part
-        return self._sum(part.stored_steps, state)
-
-    def _sum(self, of_shard: Callable[[S], jax.Array], state: S) -> jax.Array:
-        check_once(self, state)
-        return jnp.sum(jax.vmap(of_shard)(state), axis=-1, dtype=jnp.int32)
+        return self._reduced(_sum, part.stored_steps, state)
 
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites in every shard, bool []."""
+        return self._reduced(jnp.all, self._part.is_full, state)
+
+    def _reduced(self, reduce: Callable[..., jax.Array], method: Callable[..., jax.Array], state: S, *args: Any) -> Any:
+        """The results of a method of each shard, reduced by `reduce(results, axis=)`."""
         check_once(self, state)
-        rows = self._part._rows(state)
-        return jnp.all(ring.at_least(rows.size, rows.capacity), axis=-1)
+        return reduce(jax.vmap(lambda shard: method(shard, *args))(state), axis=-1)
 
     @property
     def num_slots(self) -> int:
@@ -272,6 +270,9 @@ class Sharded(Sized, Generic[S]):
         return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
 
 
+_sum = functools.partial(jnp.sum, dtype=jnp.int32)
+
+
 @functools.cache
 def _add_of(kind: type[Buffer]) -> Any:
     """`Sharded.add` for one class of buffers."""
@@ -279,8 +280,8 @@ def _add_of(kind: type[Buffer]) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _init(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
-    spec = sharded._part_spec(jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+def _init(sharded: Sharded[S], treedef: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> S:
+    spec = sharded._part_spec(jax.tree.unflatten(treedef, leaves))
 
     def init() -> S:
         shard = sharded._part

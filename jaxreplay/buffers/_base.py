@@ -122,13 +122,7 @@ class Buffer(Sized, Generic[S]):
 
     @calls.method(num_rows="batch_size", before=_sample.sample_arguments, after=_sample.reject_empty)
     def sample(
-        self,
-        state: S,
-        key: jax.Array,
-        batch_size: int,
-        *,
-        beta: Any = None,
-        max_age: jax.Array | int | None = None,
+        self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
         """Draw items by the sampling distribution.
 

@@ -68,12 +68,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
     @calls.method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
-        self,
-        state: ReplayState,
-        items: Any,
-        *,
-        mask: jax.Array | None = None,
-        td_errors: jax.Array | None = None,
+        self, state: ReplayState, items: Any, *, mask: jax.Array | None = None, td_errors: jax.Array | None = None
     ) -> ReplayState:
         """Insert a batch in order, overwriting the oldest items once the buffer is full.
 

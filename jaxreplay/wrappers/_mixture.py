@@ -358,10 +358,11 @@ class Mixture(Sized):
         specs = []
         for buffer, part in self._pairs(state):
             buffer._check_state(part)
-            specs.append(items_spec(buffer, part))
-        for k, spec in enumerate(specs):
+            shards = shards_of(buffer)
+            specs.append((layouts.stored_spec(shards.part_spec(part.storage)), len(shards.whole._storage_axes)))
+        for k, (spec, num_axes) in enumerate(specs):
             try:
-                checks.check_like(spec, specs[0], 0, 0, "buffers[0]")
+                checks.check_like(spec, specs[0][0], num_axes, specs[0][1], "buffers[0]")
             except ValueError as error:
                 raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
 
@@ -379,14 +380,6 @@ def _joined(drawn: list[Sample]) -> Sample:
         is_there = not any(part is None for part in parts)
         fields[field.name] = jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts) if is_there else None
     return Sample(**fields)
-
-
-def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
-    """Shapes and dtypes of an item."""
-    shards = shards_of(buffer)
-    num_axes = len(shards.whole._storage_axes)
-    spec = layouts.stored_spec(shards.part_spec(state.storage))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
 
 
 def check_shares(_: str, shares: Any, num_buffers: int) -> tuple[float, ...]:

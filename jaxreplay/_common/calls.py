@@ -151,20 +151,22 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
 
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         values = [*arguments, *defaults[len(arguments) :]]
-        fit = len(arguments) <= num_positional and all(places.get(name, -1) >= len(arguments) for name in named)
-        for name, value in named.items() if fit else ():
-            values[places[name]] = value
+        fit = len(arguments) <= num_positional
+        for name, value in named.items():
+            if fit := fit and places.get(name, -1) >= len(arguments):
+                values[places[name]] = value
+        if fit and not any(value is inspect.Parameter.empty for value in values):
+            return tuple(values)
         if unknown := [name for name in named if name not in places]:
             takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}"
             raise TypeError(f"{type(self).__name__}.{method}(): {takes}.")
-        if not fit or any(value is inspect.Parameter.empty for value in values):
-            try:
-                signature.bind(self, state, *arguments, **named)  # raises an error that explains
-            except TypeError as error:
-                if first == "state":
-                    self._check_state(state)
-                takes = ", ".join([first, *names[:num_positional], *(f"{x}=" for x in names[num_positional:])])
-                raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
+        try:
+            signature.bind(self, state, *arguments, **named)  # raises an error that explains
+        except TypeError as error:
+            if first == "state":
+                self._check_state(state)
+            takes = ", ".join([first, *names[:num_positional], *(f"{x}=" for x in names[num_positional:])])
+            raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
         return tuple(values)
 
     return by_position

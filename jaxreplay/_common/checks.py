@@ -13,6 +13,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jaxreplay._common import xla
+
 K = TypeVar("K", bound=type)
 STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
@@ -221,8 +223,7 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
     if traced is None and isinstance(number, jax.Array):
         if isinstance(value, jax.core.Tracer) or not value.is_fully_addressable:
             return value  # pyright: ignore[reportReturnType]
-        with jax.transfer_guard_device_to_host("allow"):
-            number = float(value)
+        number = float(xla.on_host(value))
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
         if math.isfinite(high):
@@ -246,8 +247,7 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
     if isinstance(value, jax.core.Tracer):
         raise ValueError(f"{name}={value!r}: is traced, but must be known at compile time; {traced}.")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
-        with jax.transfer_guard_device_to_host("allow"):
-            return value.item() if _is_number(value) else value
+        return xla.on_host(value).item() if _is_number(value) else value
     return value
 
 

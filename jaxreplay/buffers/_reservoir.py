@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import calls, checks, layouts, random, ring, xla
-from jaxreplay.buffers._items import ItemBuffer
+from jaxreplay.buffers._replay import ItemBuffer
 from jaxreplay.buffers._state import State
 
 

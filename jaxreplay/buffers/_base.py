@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
 from jaxreplay.buffers import _sample, _uses
 from jaxreplay.buffers._sample import Sample
-from jaxreplay.buffers._state import S, Sized, check_once, check_state
+from jaxreplay.buffers._state import S, Sized, check_once, check_state, sizes
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._base import check_sampler
 from jaxreplay.transitions import TransitionBatch
@@ -113,6 +113,15 @@ class Buffer(Sized, Generic[S]):
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
+
+    def _empty(self, spec: Any) -> Any:
+        """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
+        return {
+            "storage": layouts.zeros(spec, sizes(self), self._batch_axes),
+            "ring": ring.init(self._num_slots),
+            "sampler": self.sampler.init(self._num_slots),
+            "uses": _uses.init(self),
+        }
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The fields `sampler` and `uses` after `slots` were written."""

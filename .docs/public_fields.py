@@ -39,7 +39,7 @@ class PublicFields(griffe.Extension):
             ]
             if here.is_class:
                 for name, member in list(here.members.items()):
-                    if member.is_attribute and str(member.value).startswith(("on_shards(", "calls.forwarded(")):
+                    if member.is_attribute and str(member.value).startswith("forwarded("):
                         here.set_member(name, forwarded(pkg, name, member))
                 for name, member in here.members.items():
                     bases = (base.members.get(name) for base in here.mro())

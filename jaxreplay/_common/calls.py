@@ -60,18 +60,15 @@ def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     Raises (the method):
       ValueError: the state was donated to an earlier call.
     """
-    return lambda body: _compiled(body, Call(**declared), meshes.over_any_mesh)
+    return lambda body: _compiled(body, Call(**declared))
 
 
-def forwarded(
-    method: Callable[Concatenate[Any, P], R], doc: str, over_mesh: Callable[..., Any] = meshes.over_any_mesh
-) -> Callable[Concatenate[Any, P], R]:
+def forwarded(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Concatenate[Any, P], R]:
     """A method of a wrapper like `method` of a buffer: its body is `self._run(name, call, state, arguments)`.
 
     Args:
       method: as declared by the decorator of the same name.
       doc: the docstring, which says what differs.
-      over_mesh: decorator that lays out the arguments.
     """
     declared: Any = method
 
@@ -80,10 +77,10 @@ def forwarded(
         return self._run(declared.__name__, declared.call, state, arguments)
 
     body.__doc__ = doc
-    return _compiled(body, declared.call, over_mesh)
+    return _compiled(body, declared.call)
 
 
-def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
+def _compiled(body: Any, call: Call) -> Any:
     """The method. Of `buffer.update(state, indices, td_errors=x)`:
 
     - `run` brings the arguments in the order of the signature and checks them (`call.before`); the result is checked.
@@ -102,7 +99,8 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
             named = dict(zip(names, arguments, strict=True))
             return body(self, state, **named | {name: CHECKS[name](named[name]) for name in CHECKS if name in named})
 
-        return over_mesh(traced)(*arguments)
+        lays_out = getattr(self, "is_sharded", False)  # by itself
+        return (traced if lays_out else meshes.over_any_mesh(traced))(*arguments)
 
     program.__name__ = body.__name__  # in profiles
     static = (0, *(names.index(name) + 2 for name in call.every_static))
@@ -115,7 +113,7 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
         arguments = xla.copy_numpy(arguments)
-        if over_mesh is not meshes.over_any_mesh:
+        if getattr(self, "is_sharded", False):
             xla.explain_donated(state, None)  # JAX 0.10 crashes over an array that is gone on several devices
         donate = call.donates and self.donate and not _is_differentiated((state, arguments))
         try:
@@ -153,20 +151,22 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
 
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         values = [*arguments, *defaults[len(arguments) :]]
-        fit = len(arguments) <= num_positional and all(places.get(name, -1) >= len(arguments) for name in named)
-        for name, value in named.items() if fit else ():
-            values[places[name]] = value
+        fit = len(arguments) <= num_positional
+        for name, value in named.items():
+            if fit := fit and places.get(name, -1) >= len(arguments):
+                values[places[name]] = value
+        if fit and not any(value is inspect.Parameter.empty for value in values):
+            return tuple(values)
         if unknown := [name for name in named if name not in places]:
             takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}"
             raise TypeError(f"{type(self).__name__}.{method}(): {takes}.")
-        if not fit or any(value is inspect.Parameter.empty for value in values):
-            try:
-                signature.bind(self, state, *arguments, **named)  # raises an error that explains
-            except TypeError as error:
-                if first == "state":
-                    self._check_state(state)
-                takes = ", ".join([first, *names[:num_positional], *(f"{x}=" for x in names[num_positional:])])
-                raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
+        try:
+            signature.bind(self, state, *arguments, **named)  # raises an error that explains
+        except TypeError as error:
+            if first == "state":
+                self._check_state(state)
+            takes = ", ".join([first, *names[:num_positional], *(f"{x}=" for x in names[num_positional:])])
+            raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
         return tuple(values)
 
     return by_position

@@ -13,6 +13,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jaxreplay._common import xla
+
 K = TypeVar("K", bound=type)
 STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
@@ -221,8 +223,7 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
     if traced is None and isinstance(number, jax.Array):
         if isinstance(value, jax.core.Tracer) or not value.is_fully_addressable:
             return value  # pyright: ignore[reportReturnType]
-        with jax.transfer_guard_device_to_host("allow"):
-            number = float(value)
+        number = float(xla.on_host(value))
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
         if math.isfinite(high):
@@ -246,8 +247,7 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
     if isinstance(value, jax.core.Tracer):
         raise ValueError(f"{name}={value!r}: is traced, but must be known at compile time; {traced}.")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
-        with jax.transfer_guard_device_to_host("allow"):
-            return value.item() if _is_number(value) else value
+        return xla.on_host(value).item() if _is_number(value) else value
     return value
 
 
@@ -348,19 +348,14 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
     return jnp.asarray(indices)
 
 
-def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
-    """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
-    indices = check_indices(indices)
-    return indices, _td_errors(td_errors, indices.shape, f"one number for each of the {indices.size} indices")
-
-
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
     expected = f"float{list(shape)}, one number {each}; NaN if unknown"
-    return as_float(_td_errors(td_errors, shape, expected)).reshape(-1)
+    return as_float(check_td_errors(td_errors, shape, expected)).reshape(-1)
 
 
-def _td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
+def check_td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
+    """TD errors; a `ValueError` that states `expected` if they are not numbers of `shape`."""
     td_errors = as_real("td_errors", td_errors, expected)
     if td_errors.shape != shape or not _is_number(td_errors):
         raise ValueError(f"td_errors: got {type_text(td_errors)}, expected {expected}.")

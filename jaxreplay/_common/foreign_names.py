@@ -2,38 +2,26 @@
 
 from typing import Any
 
-PRIORITIZED = "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())"
-UNIFORM = "jr.ReplayBuffer(capacity=...)"
 SEQUENCES = "jr.SequenceBuffer(length=..., num_envs=..., sequence_length=...)"
-
-FOR_NAMES = {
-    "PER": PRIORITIZED,
-    "PrioritizedReplayBuffer": PRIORITIZED,
-    "PrioritizedBuffer": PRIORITIZED,
-    "make_prioritised_flat_buffer": PRIORITIZED,
-    "UniformReplayBuffer": UNIFORM,
-    "SimpleReplayBuffer": UNIFORM,
-    "make_flat_buffer": UNIFORM,
-    "make_item_buffer": UNIFORM,
-    "TrajectoryBuffer": SEQUENCES,
-    "EpisodeBuffer": SEQUENCES + " with windows='episodes'",
-    "make_trajectory_buffer": SEQUENCES,
-    "make_prioritised_trajectory_buffer": SEQUENCES + " with sampler=jr.Prioritized()",
-    "Prioritised": "jr.Prioritized",
-    "NStepTracer": "jr.NStep",
-    "HER": "jr.hindsight",
+NAMES_FOR = {
+    "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())": (
+        "PER PrioritizedReplayBuffer PrioritizedBuffer make_prioritised_flat_buffer"
+    ),
+    "jr.ReplayBuffer(capacity=...)": "UniformReplayBuffer SimpleReplayBuffer make_flat_buffer make_item_buffer",
+    SEQUENCES: "TrajectoryBuffer make_trajectory_buffer",
+    SEQUENCES + " with windows='episodes'": "EpisodeBuffer",
+    SEQUENCES + " with sampler=jr.Prioritized()": "make_prioritised_trajectory_buffer",
+    "jr.Prioritized": "Prioritised",
+    "jr.NStep": "NStepTracer",
+    "jr.hindsight": "HER",
     # Methods and fields.
-    "extend": "add(state, items)",
-    "insert": "add(state, items)",
-    "append": "add(state, items)",
-    "update_priorities": "update(state, sample.indices, td_errors)",
-    "update_priority": "update(state, sample.indices, td_errors)",
-    "set_priorities": "update(state, sample.indices, td_errors)",
-    "sample_batch": "sample(state, key, batch_size)",
-    "get_stored_size": "size(state)",
-    "len": "size(state)",
-    "experience": "sample.items",
+    "add(state, items)": "extend insert append",
+    "update(state, sample.indices, td_errors)": "update_priorities update_priority set_priorities",
+    "sample(state, key, batch_size)": "sample_batch",
+    "size(state)": "get_stored_size len",
+    "sample.items": "experience",
 }
+FOR_NAMES = {name: advice for advice, names in NAMES_FOR.items() for name in names.split()}
 
 
 def advice(name: str) -> str:

@@ -161,7 +161,7 @@ def copies_numpy(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def on_host(x: jax.Array) -> np.ndarray:
+def on_host(x: Any) -> np.ndarray:
     """Values of an array as NumPy, even if implicit transfers are disallowed. Waits for the device."""
     with jax.transfer_guard_device_to_host("allow"):
         return np.asarray(x)

@@ -1,23 +1,18 @@
-"""Buffer: draws, reads and writes, common to all buffers."""
+"""Buffer: draws, reads and writes, common to all buffers, and what each kind says of its slots and storage."""
 
+import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
-from jaxreplay.buffers import _uses
-from jaxreplay.buffers._sample import (
-    Sample,
-    check_batch_size,
-    epoch_arguments,
-    newest_arguments,
-    reject_empty,
-    sample_arguments,
-)
-from jaxreplay.buffers._slots import Slots
-from jaxreplay.buffers._state import S, check_once
+from jaxreplay.buffers import _sample, _uses
+from jaxreplay.buffers._sample import Sample
+from jaxreplay.buffers._state import S, Sized, check_once, check_state, sizes
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers._base import check_sampler
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
 
@@ -28,8 +23,86 @@ def _given(**named: Any) -> dict[str, Any]:
 
 
 @checks.config
-class Buffer(Slots[S]):
-    """A buffer; subclasses are frozen dataclasses and final."""
+class Buffer(Sized, Generic[S]):
+    """A buffer; subclasses are frozen dataclasses and final. Its items lie in slots, mostly a ring."""
+
+    sampler: Sampler = checks.field(check_sampler, default=Uniform())
+    count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
+    max_uses: int | None = checks.field(
+        checks.optional(checks.check_integer), 1, _uses.MOST, "a number of updates, or None for no bound", default=None
+    )
+    donate: bool = True
+    # The mapped axis over all shards; None for a buffer without shards.
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
+    _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
+    _state_kind: ClassVar[type]
+    _keeps_order: ClassVar[bool] = True  # False if slots say nothing about ages
+
+    def _check_fields(self) -> None:
+        if self.sampler.by_age:
+            self._check_order(f"sampler={self.sampler!r}", ", or another sampler")
+        if self.max_uses is not None and self.sampler.by_age:
+            found = f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items"
+            raise ValueError(f"{found}; use another sampler.")
+
+    def _check_order(self, asked: str, remedy: str = "") -> None:
+        """Raise a `ValueError` if the buffer keeps no order of age, which `asked` needs."""
+        if not self._keeps_order:
+            raise ValueError(f"{asked}: a {type(self).__name__} keeps no order; use a ReplayBuffer{remedy}.")
+
+    @abc.abstractmethod
+    def init(self, items: Any, /) -> S:
+        """An empty buffer for items like these."""
+
+    @abc.abstractmethod
+    def add(self, state: S, *args: Any, **kwargs: Any) -> S:
+        """Insert a batch of items."""
+
+    @property
+    @abc.abstractmethod
+    def _num_slots(self) -> int:
+        """Size of the ring of slots."""
+
+    @abc.abstractmethod
+    def _ages(self, state: S, slots: jax.Array) -> jax.Array:
+        """`Sample.age` of the items in `slots` [B]."""
+
+    @abc.abstractmethod
+    def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
+        """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
+
+    def _rows(self, state: S) -> ring.Ring:
+        """The ring of the storage's first axis."""
+        return state.ring
+
+    def _places(self, state: S, slots: jax.Array) -> jax.Array:
+        """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
+        return slots
+
+    def _handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots` [B], which are in range, unique among all shards; -1 for an empty slot."""
+        return state.ring.handles(slots, self._axis_name)
+
+    def _slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of `handles` [B]; the number of slots for an item that is no longer stored in this shard."""
+        return state.ring.slots(handles, self._axis_name)
+
+    @property
+    def _fills_rows(self) -> bool:
+        """True if every row of a draw holds an item, unless there is none."""
+        return self.sampler.fills_rows and self.max_uses is None
+
+    @property
+    def _batch_axes(self) -> int:
+        """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
+        return len(self._storage_axes)
+
+    _check_state = check_state
+
+    @abc.abstractmethod
+    def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
+        """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
 
     def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
         """The key of this shard, or of all shards."""
@@ -41,21 +114,24 @@ class Buffer(Slots[S]):
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
+    def _empty(self, spec: Any) -> Any:
+        """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
+        return {
+            "storage": layouts.zeros(spec, sizes(self), self._batch_axes),
+            "ring": ring.init(self._num_slots),
+            "sampler": self.sampler.init(self._num_slots),
+            "uses": _uses.init(self),
+        }
+
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The fields `sampler` and `uses` after `slots` were written."""
         named = _given(td_errors=td_errors, axis_name=self._axis_name)
         sampler = self.sampler.insert(state.sampler, slots, drawable, **named)
         return {"sampler": sampler, "uses": state.uses and state.uses.insert(slots, drawable)}
 
-    @calls.method(num_rows="batch_size", before=sample_arguments, after=reject_empty)
+    @calls.method(num_rows="batch_size", before=_sample.sample_arguments, after=_sample.reject_empty)
     def sample(
-        self,
-        state: S,
-        key: jax.Array,
-        batch_size: int,
-        *,
-        beta: Any = None,
-        max_age: jax.Array | int | None = None,
+        self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
         """Draw items by the sampling distribution.
 
@@ -95,14 +171,12 @@ class Buffer(Slots[S]):
             rule = f"at most {self._num_slots}, the slots, as {self.sampler!r} draws each once"
             raise ValueError(f"got a draw of {batch_size} rows, expected {rule}; draw fewer, or with replacement.")
         key = self._own_key(key, shared=self.sampler.shares_key)
-        sampler_state = state.sampler
-        if max_age is None:
-            live = self._live(state)
-        else:
+        live, sampler_state = self._live(state), state.sampler
+        if max_age is not None:
             self._check_order("max_age")
-            live = self._live(state, checks.as_count(max_age))
+            every, live = live, self._live(state, checks.as_count(max_age))
             if self.sampler.by_age:
-                live = dataclasses.replace(live, older=self._live(state).size - live.size)
+                live = dataclasses.replace(live, older=every.size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
         if state.uses is not None:
             live = state.uses.live(live, max_age is not None)
@@ -112,7 +186,7 @@ class Buffer(Slots[S]):
         weights = self.sampler.weights(sampler_state, probabilities, live, beta=beta)
         return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)
 
-    @calls.method(num_rows="batch_size", before=epoch_arguments, after=reject_empty)
+    @calls.method(num_rows="batch_size", before=_sample.epoch_arguments, after=_sample.reject_empty)
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
 
@@ -161,7 +235,7 @@ class Buffer(Slots[S]):
           >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
           2
         """
-        batch_size = check_batch_size(batch_size)
+        batch_size = _sample.check_batch_size(batch_size)
         check_once(self, state)
         return -(-state.ring.size // batch_size)
 
@@ -264,7 +338,8 @@ class Buffer(Slots[S]):
           >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
           [30, 30, 30, 30]
         """
-        indices, td_errors = checks.check_td_errors(indices, td_errors)
+        expected = f"one number for each of the {indices.size} indices"
+        td_errors = checks.check_td_errors(td_errors, indices.shape, expected)
         (slots,) = xla.materialize(self._slots(state, indices))
         stored = slots < state.ring.capacity
         slots = jnp.where(indices >= 0, slots, -1)
@@ -312,7 +387,7 @@ class Buffer(Slots[S]):
         storage = layouts.write_parts(state.storage, num_axes, places, values)
         return dataclasses.replace(state, storage=storage, ring=state.ring.after(places))  # as `update`
 
-    @calls.method(num_rows="n", before=newest_arguments)
+    @calls.method(num_rows="n", before=_sample.newest_arguments)
     def newest(self, state: S, n: int) -> jax.Array:
         """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 

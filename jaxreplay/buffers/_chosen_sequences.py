@@ -47,24 +47,21 @@ def init(buffer: Any) -> ChosenSequences:
     return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
-def advance(
-    buffer: Any, state: Any, sequences: ring.Ring, flags: jax.Array, completed: Any, wait: Any, td_errors: Any
-) -> ChangedSlots:
+def advance(buffer: Any, state: Any, flags: jax.Array, completed: Any, wait: Any, td_errors: Any) -> ChangedSlots:
     """The change by new rows; see `_every_sequence.advance`."""
-    chosen, (num_steps, num_envs) = state.windows, flags.shape
-    length, num_slots = buffer.length, buffer._num_slots
+    (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer._num_slots
     # Rows of the sequences that these rows may complete, counted from the first new row.
     last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
     first = last - buffer.sequence_length + 1
     may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
     cursor = state.rows.inserted % length
     most = min(last.size * num_envs, num_slots)
-    old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
-    sequences = sequences.after(gone)
+    old, gone = _overwritten(buffer, state, cursor, num_steps, most)
+    sequences = state.ring.after(gone)
     new, count = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
-    kept = layouts.write(chosen.first, new, places.reshape(-1))
+    kept = layouts.write(state.windows.first, new, places.reshape(-1))
     left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
     # A slot that a sequence leaves and another enters counts as entered only.
     entered = ring.wrap_negative(old - sequences.inserted % num_slots, num_slots) < count
@@ -106,48 +103,48 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for slots out of range."""
-    return _first_rows(state.windows, slots, buffer.num_envs)
+    first = layouts.read(state.windows.first, slots, fill=True)
+    row = jax.lax.div(first, jnp.int32(buffer.num_envs))
+    return row, first - row * buffer.num_envs
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     """Number of later completed sequences of the same stream, drawable or not, int32 [B]."""
-    row, _ = _first_rows(state.windows, slots, buffer.num_envs)
+    row, _ = starts(buffer, state, slots)
     since = _every_sequence.row_of_age(buffer, state, jnp.zeros((), jnp.int32)) - row
     return ring.wrap_negative(since, buffer.length) // buffer.stride
 
 
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
-    """The slots of sequences with an age below `max_age` (int32 [])."""
-    every = state.ring.newest(state.ring.size)
+    """The slots of sequences with an age below `max_age` (int32 []).
 
-    def ages_at(position: jax.Array) -> jax.Array:
-        return ages(buffer, state, every.slots(position))
-
-    return state.ring.newest(every.size - num_older(ages_at, every.size, every.capacity, max_age))
-
-
-def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
-    first = layouts.read(chosen.first, slots, fill=True)
-    row = jax.lax.div(first, jnp.int32(num_envs))
-    return row, first - row * num_envs
+    The ring has all in order, oldest first. The search reads PROBES ages at a time, O(log(capacity)) times.
+    """
+    every, num_older = state.ring.newest(state.ring.size), jnp.zeros((), jnp.int32)
+    rounds = max(1, math.ceil(math.log(every.capacity, PROBES) - 1e-9))
+    for width in (PROBES**k for k in reversed(range(rounds))):
+        position = num_older + width * jnp.arange(1, PROBES + 1, dtype=jnp.int32) - 1
+        found = ages(buffer, state, every.slots(jnp.clip(position, 0, every.capacity - 1)))
+        num_older += width * jnp.sum((position < every.size) & (found >= max_age), dtype=jnp.int32)
+    return state.ring.newest(every.size - num_older)
 
 
 def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
     """True for drawable sequences with rows `first` to `last` (int32 [K]), bool [K, num_envs]; and `so_far`."""
     num_steps, so_far = flags.shape[0], state.windows.so_far
     if buffer.windows == "episodes":
-        may_be_drawn = start_episodes(flags, first, state.ends, state.rows, buffer.length)
+        may_be_drawn = _start_episodes(buffer, state, flags, first)
         may_be_drawn &= so_far[None] + last[:, None] + 1 >= buffer.sequence_length
         so_far = jnp.minimum(so_far + num_steps, buffer.sequence_length)
     else:
         breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
-        lengths, so_far = episode_lengths(so_far, breaks, buffer.sequence_length)
+        lengths, so_far = _episode_lengths(so_far, breaks, buffer.sequence_length)
         lengths = jnp.where(is_gap(flags), 0, lengths)
         may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= buffer.sequence_length
     return may_be_drawn & ((last < num_steps) & (first >= num_steps - buffer.length))[:, None], so_far
 
 
-def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def _episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     """Number of rows after the last break, through each new row, int32 [T, num_envs]; and `so_far` after them.
 
     Args:
@@ -163,58 +160,41 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
     return lengths, jnp.where(ends[-1], 0, lengths[-1])
 
 
-def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, length: int) -> jax.Array:
+def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) -> jax.Array:
     """True for rows at `time` that start an episode, bool [K, num_envs].
 
     Args:
+      buffer: a `SequenceBuffer`.
+      state: its state before the new rows are written.
       flags: [T, num_envs], of the new rows.
       time: int32 [K], counted from the first new row.
-      stored: the stored flags before `flags` are written, [length, num_envs].
-      rows: the ring of the stored rows.
-      length: number of rows in the storage.
     """
     num_steps, num_envs = flags.shape
 
     def flags_at(time: jax.Array) -> jax.Array:
-        row = ring.wrap_negative(rows.inserted % length + jnp.clip(time, -length, -1), length)
+        row = state.rows.inserted % buffer.length + jnp.clip(time, -buffer.length, -1)
+        row = ring.wrap_negative(row, buffer.length)
         places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
-        old = layouts.read(layouts.merge_axes(stored), places, fill=False)
+        old = layouts.read(layouts.merge_axes(state.ends), places, fill=False)
         return jnp.where((time >= 0)[:, None], flags[jnp.clip(time, 0, num_steps - 1)], old)
 
     before = time - 1
-    found = is_end(flags_at(before)) | (-before > rows.size)[:, None]  # or there was no row
+    found = is_end(flags_at(before)) | (-before > state.rows.size)[:, None]  # or there was no row
     return found if flags.dtype == jnp.bool_ else found & ~is_gap(flags_at(time))
 
 
-def overwritten(
-    chosen: ChosenSequences, sequences: ring.Ring, cursor: jax.Array, num_steps: int, length: int, most: int
-) -> tuple[jax.Array, jax.Array]:
+def _overwritten(buffer: Any, state: Any, cursor: jax.Array, num_steps: int, most: int) -> tuple[jax.Array, jax.Array]:
     """Slots of the oldest sequences, int32 [most]; and True if new rows overwrite the sequence, bool [most].
 
     Args:
-      chosen: the sequences before the rows are written.
-      sequences: the ring of the sequences.
+      buffer: a `SequenceBuffer`.
+      state: its state before the rows are written.
       cursor: int32 [], the first row that is written.
       num_steps: number of new rows, at most `length`.
-      length: number of rows in the storage.
       most: upper bound on the number of sequences overwritten.
     """
-    num_envs, position = chosen.so_far.size, jnp.arange(most, dtype=jnp.int32)
-    slots = sequences.newest(sequences.size).slots(position)
-    row, _ = _first_rows(chosen, slots, num_envs)
-    until = ring.wrap_negative(row - cursor, length)
-    return slots, (position < sequences.size) & (until < num_steps)
-
-
-def num_older(ages_at: Any, size: jax.Array, capacity: int, max_age: jax.Array) -> jax.Array:
-    """Number of sequences with an age of `max_age` or more, int32 [], of `size` sequences in order, oldest first.
-
-    `ages_at` maps positions, int32 [PROBES], to ages. It is called O(log(capacity)) times.
-    """
-    count = jnp.zeros((), jnp.int32)
-    rounds = max(1, math.ceil(math.log(capacity, PROBES) - 1e-9))
-    for width in (PROBES**k for k in reversed(range(rounds))):
-        position = count + width * jnp.arange(1, PROBES + 1, dtype=jnp.int32) - 1
-        older = (position < size) & (ages_at(jnp.clip(position, 0, capacity - 1)) >= max_age)
-        count += width * jnp.sum(older, dtype=jnp.int32)
-    return count
+    position = jnp.arange(most, dtype=jnp.int32)
+    slots = state.ring.newest(state.ring.size).slots(position)
+    row, _ = starts(buffer, state, slots)
+    until = ring.wrap_negative(row - cursor, buffer.length)
+    return slots, (position < state.ring.size) & (until < num_steps)

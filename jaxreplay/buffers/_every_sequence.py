@@ -36,13 +36,7 @@ def init(buffer: Any) -> None:
 
 
 def advance(
-    buffer: Any,
-    state: Any,
-    sequences: ring.Ring,
-    flags: jax.Array,
-    completed: jax.Array,
-    wait: jax.Array,
-    td_errors: Any,
+    buffer: Any, state: Any, flags: jax.Array, completed: jax.Array, wait: jax.Array, td_errors: Any
 ) -> ChangedSlots:
     """The change by new rows.
 
@@ -51,7 +45,6 @@ def advance(
     Args:
       buffer: a `SequenceBuffer`.
       state: its state before.
-      sequences: the ring of the state.
       flags: [T, num_envs], the flags of the rows.
       completed: int32 [], number of sequences of each stream that they complete.
       wait: int32 [], `SequenceState.wait` after them.
@@ -61,7 +54,7 @@ def advance(
     num_steps = flags.shape[0]
     stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
     drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
-    sequences = sequences.advance(completed * num_envs)
+    sequences = state.ring.advance(completed * num_envs)
     ages = [*range(min(buffer.completed(num_steps), num_starts))]
     always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
     if not always_drawable and len(ages) < num_starts:

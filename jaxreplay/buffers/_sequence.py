@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import calls, checks, devices, layouts, ring, xla
-from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
+from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.buffers._state import State, check_once
@@ -150,19 +150,16 @@ class SequenceBuffer(Buffer[SequenceState]):
         spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
-        leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
+        flag = jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
         with devices.on_device_of(steps):
             return SequenceState(
-                storage=layouts.zeros(spec, leading, 2),
-                ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
+                ends=layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
                 rows=ring.init(self.length),
                 wait=xla.full((), self.sequence_length, jnp.int32),
-                ring=ring.init(self._num_slots),
-                sampler=self.sampler.init(self._num_slots),
-                uses=_uses.init(self),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
                 sequences=(self.sequence_length, self.stride),
+                **self._empty(spec),
             )
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
@@ -218,11 +215,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        change = self._drawable.advance(self, state, state.ring.after(steps, flags), flags, completed, wait, td_errors)
+        state = dataclasses.replace(state, ring=state.ring.after(steps, flags))
+        change = self._drawable.advance(self, state, flags, completed, wait, td_errors)
         rows = state.rows.after(change.ring.inserted)
         at, count = rows.next_slots(None, num_steps)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
-        return SequenceState(
+        return dataclasses.replace(
+            state,
             storage=storage,
             ends=ends,
             rows=rows.advance(count),
@@ -230,8 +229,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             ring=change.ring,
             **self._insert(state, change.slots, change.drawable, change.td_errors),
             windows=change.windows,
-            episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
-            sequences=state.sequences,
+            episodes=state.episodes and _later_steps.append(state.episodes, flags, at),
         )
 
     def _emptied(self, state: SequenceState) -> dict[str, Any]:
@@ -413,17 +411,14 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_state(self, state: SequenceState) -> None:
         super()._check_state(state)
-        length, stride = state.sequences
-        if (length, stride) != (self.sequence_length, self.stride):
-            given = f"sequence_length={self.sequence_length}, stride={self.stride}"
-            raise ValueError(
-                f"{given}: this state is of a buffer with {length} and {stride}; use the buffer that made it."
-            )
-        found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
-        if tuple(x is not None for x in found) != expected:
-            given = f"windows={self.windows!r}, gaps={self.gaps}"
-            found = "this state is of a buffer with other windows or gaps"
-            raise ValueError(f"{given}: {found}; use the buffer that made it.")
+        expected = self._drawable is _chosen_sequences, self._keeps_ends
+        if (found := state.sequences) != (self.sequence_length, self.stride):
+            given, other = f"sequence_length={self.sequence_length}, stride={self.stride}", f"{found[0]} and {found[1]}"
+        elif (state.windows is not None, state.ends is not None) != expected:
+            given, other = f"windows={self.windows!r}, gaps={self.gaps}", "other windows or gaps"
+        else:
+            return
+        raise ValueError(f"{given}: this state is of a buffer with {other}; use the buffer that made it.")
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:

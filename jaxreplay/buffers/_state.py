@@ -38,11 +38,11 @@ S = TypeVar("S", bound=State)
 def kind(num_slots: int, part: Any) -> Any:
     """Number of slots, structure and sizes of a part of a state, without the fan-out of trees, a backend's own."""
 
-    def sizes(x: Any) -> Any:
+    def its(x: Any) -> Any:
         return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
 
     leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
-    return num_slots, treedef, [*map(sizes, leaves)]
+    return num_slots, treedef, [*map(its, leaves)]
 
 
 @functools.cache
@@ -52,13 +52,18 @@ def kind_of_states(buffer: Any) -> Any:
     return kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
 
 
+def sizes(buffer: Any) -> tuple[int, ...]:
+    """Sizes of the storage's leading axes."""
+    return tuple(getattr(buffer, field) for field in buffer._storage_axes)
+
+
 def check_state(buffer: Any, state: Any) -> None:
     """Raise a `ValueError` if `state` is not of this buffer."""
     checks.check_state(buffer, state, buffer._state_kind)
-    fields = buffer._storage_axes
-    found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(buffer, field) for field in fields)
+    expected = sizes(buffer)
+    found = layouts.leading(state.storage, len(expected))
     if state.ring.size.shape != () or found != expected:
-        names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
+        names = ", ".join(f"{field}={size}" for field, size in zip(buffer._storage_axes, expected, strict=True))
         axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
         raise ValueError(f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack.")
     if kind(state.ring.capacity, (state.sampler, state.uses)) != kind_of_states(buffer):
@@ -88,6 +93,7 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
 class Sized(abc.ABC):
     """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
 
+    is_sharded: ClassVar[bool] = False
     locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts, ring, xla
-from jaxreplay.sum_tree._whole import emptied, on_backend
+from jaxreplay.sum_tree._tree import emptied, on_backend
 
 MOST = 2**30  # a count grows beyond this by less than one batch
 

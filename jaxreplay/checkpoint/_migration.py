@@ -18,7 +18,7 @@ from jaxreplay.buffers._uses import Uses
 from jaxreplay.checkpoint import _places
 from jaxreplay.checkpoint._leaves import Stored
 from jaxreplay.samplers import Moved
-from jaxreplay.sum_tree._whole import of_rows
+from jaxreplay.sum_tree._tree import of_rows
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 

@@ -13,7 +13,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
-from jaxreplay.sum_tree._whole import on_backend
+from jaxreplay.sum_tree._tree import on_backend
 
 
 @struct.dataclass

@@ -16,7 +16,7 @@ from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.curricula import _groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
-from jaxreplay.sum_tree._whole import on_backend
+from jaxreplay.sum_tree._tree import on_backend
 
 LARGEST_SCORE = 1e6  # no sum of scores overflows
 MANY_TRIALS = 2.0**22  # float32 counts up to 2^24 in steps of 1

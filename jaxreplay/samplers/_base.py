@@ -112,16 +112,11 @@ class Sampler(abc.ABC, Generic[S]):
             if name not in vars(cls) and getattr(cls, name) is not getattr(Sampler, name):
                 setattr(cls, name, getattr(Sampler, name))
 
-    @property
-    def shares_key(self) -> bool:
-        """True if all shards draw with one key, instead of each with its own."""
-        return False
-
-    @property
-    def fills_rows(self) -> bool:
-        """True if every row of a draw holds an item, unless there is none. A subclass does not inherit it."""
-        return False
-
+    shares_key = property(lambda _: False, doc="True if all shards draw with one key, instead of each with its own.")
+    fills_rows = property(
+        lambda _: False,
+        doc="True if every row of a draw holds an item, unless there is none. A subclass does not inherit it.",
+    )
     is_distinct = property(lambda _: False, doc="True if each item is drawn once, at most as many rows as slots.")
 
     def unnormalized(self) -> Self:

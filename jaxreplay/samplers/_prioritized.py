@@ -15,8 +15,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
-from jaxreplay.sum_tree._tree import Stratified
-from jaxreplay.sum_tree._whole import emptied, of_rows, on_backend
+from jaxreplay.sum_tree._tree import Stratified, emptied, of_rows, on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 
@@ -158,13 +157,8 @@ class Prioritized(Sampler[PrioritizedState]):
     floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
     max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")
 
-    @property
-    def shares_key(self) -> bool:
-        return self.stratified == "systematic"  # which has one offset
-
-    @property
-    def fills_rows(self) -> bool:
-        return True
+    shares_key = property(lambda self: self.stratified == "systematic")  # which has one offset
+    fills_rows = property(lambda _: True)
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
         """An empty sum tree for `capacity` slots.
@@ -179,15 +173,10 @@ class Prioritized(Sampler[PrioritizedState]):
         )
 
     def init(self, capacity: int) -> PrioritizedState:
-        return PrioritizedState(
-            tree=self.tree(capacity),
-            max_priority=xla.full((), 1, jnp.float32),
-            updates=xla.full((), 0, jnp.int32),
-            rejected=xla.full((), 0, jnp.int32),
-            alpha=xla.full((), self.alpha, jnp.float32),
-            epsilon=xla.full((), self.epsilon, jnp.float32),
-            floor=xla.full((), self.floor, jnp.float32),
-        )
+        numbers = {"max_priority": 1.0, **{name: getattr(self, name) for name in SETTINGS}}
+        arrays = {name: xla.full((), x, jnp.float32) for name, x in numbers.items()}
+        arrays |= {name: xla.full((), 0, jnp.int32) for name in ("updates", "rejected")}
+        return PrioritizedState(tree=self.tree(capacity), **arrays)
 
     def insert(
         self,

@@ -55,10 +55,7 @@ class Recent(Sampler[None]):
     beta: float = checks.field(checks.check_number, 0, 1, "sample(beta=) takes a traced one", default=0.0)
     normalize: Literal["batch"] | None = checks.field(checks.check_choice, "batch", None, default="batch")
     by_age: ClassVar[bool] = True
-
-    @property
-    def fills_rows(self) -> bool:
-        return True
+    fills_rows = property(lambda _: True)
 
     def init(self, capacity: int) -> None:
         return None

@@ -36,10 +36,7 @@ class Uniform(Sampler[None]):
 
     replacement: bool = checks.field(checks.check_bool, "whether to draw with replacement", default=True)
 
-    @property
-    def fills_rows(self) -> bool:
-        return self.replacement
-
+    fills_rows = property(lambda self: self.replacement)
     is_distinct = property(lambda self: not self.replacement)
 
     def init(self, capacity: int) -> None:

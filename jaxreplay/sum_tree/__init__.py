@@ -8,10 +8,10 @@ from jaxreplay.sum_tree._tree import init as init
 from jaxreplay.sum_tree._tree import leaves as leaves
 from jaxreplay.sum_tree._tree import maximum as maximum
 from jaxreplay.sum_tree._tree import minimum as minimum
+from jaxreplay.sum_tree._tree import of_leaves as of_leaves
 from jaxreplay.sum_tree._tree import restrict as restrict
 from jaxreplay.sum_tree._tree import sample as sample
 from jaxreplay.sum_tree._tree import sample_with as sample_with
 from jaxreplay.sum_tree._tree import total as total
 from jaxreplay.sum_tree._tree import update as update
-from jaxreplay.sum_tree._whole import of_leaves as of_leaves
-from jaxreplay.sum_tree._whole import with_fanout as with_fanout
+from jaxreplay.sum_tree._tree import with_fanout as with_fanout

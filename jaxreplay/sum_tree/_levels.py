@@ -17,6 +17,7 @@ WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above 
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
 DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
 FEW = 256  # and one with at most this many parents at all
+NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves; finite, so it passes jax_debug_infs
 
 Levels = tuple[jax.Array, ...]
 Combine = Callable[[jax.Array, jax.Array], jax.Array]

@@ -44,14 +44,14 @@ class Restricted:
         return self.tree.capacity
 
 
-def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restricted:
-    """Restrict a tree to `size` leaves from `start` on; `none` is the minimum of no leaves."""
+def restrict(tree: Any, start: jax.Array, size: jax.Array) -> Restricted:
+    """Restrict a tree to `size` leaves from `start` on."""
     ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
     for _ in tree.sums[1:]:
         ends.insert(0, jax.lax.div(ends[0], jnp.int32(tree.fanout)))
     bare = Restricted(tree, start, size, tuple(ends), (), None)
     sums = _sums_at_ends(bare, tree.sums, jnp.add, 0.0)
-    minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, none)
+    minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, _levels.NONE)
     return dataclasses.replace(bare, sums=sums, minima=minima)
 
 

@@ -62,7 +62,9 @@ class Limiter:
             return
         up, down = max(self._most_up, change), max(self._most_down, -change)
         if self._slack is not None and 2 * self._slack < up + down:
-            found = f"slack={self._slack / self._den:g}: {_calls(up, down, self._den, self.ratio)}"
+            calls = [f"an addition of {up / self._den / self.ratio:g} items"] if up else []
+            calls += [f"a draw of {down / self._den:g} items"] if down else []
+            found = f"slack={self._slack / self._den:g}: with ratio={self.ratio:g}, {' and '.join(calls)}"
             raise ValueError(f"{found} could wait for ever; use slack={-(-(up + down) // (2 * self._den))}, or None.")
         self._most_up, self._most_down = up, down
 
@@ -101,10 +103,3 @@ class Limiter:
 
     def _bound(self) -> int:
         return self._most_up + self._most_down if self._slack is None else self._slack
-
-
-def _calls(up: int, down: int, unit: int, ratio: float) -> str:
-    """The largest calls, for messages."""
-    calls = [f"an addition of {up / unit / ratio:g} items"] if up else []
-    calls += [f"a draw of {down / unit:g} items"] if down else []
-    return f"with ratio={ratio:g}, {' and '.join(calls)}"

@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
+from jaxreplay._common.calls import forwarded
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
@@ -268,13 +269,13 @@ class Mixture(Sized):
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = calls.forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
-    set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
-    get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
-    priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
-    later = calls.forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    update = forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
+    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
+    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: tuple[Any, ...], source: int, slots: jax.Array) -> jax.Array:
         """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
@@ -357,10 +358,11 @@ class Mixture(Sized):
         specs = []
         for buffer, part in self._pairs(state):
             buffer._check_state(part)
-            specs.append(items_spec(buffer, part))
-        for k, spec in enumerate(specs):
+            shards = shards_of(buffer)
+            specs.append((layouts.stored_spec(shards.part_spec(part.storage)), len(shards.whole._storage_axes)))
+        for k, (spec, num_axes) in enumerate(specs):
             try:
-                checks.check_like(spec, specs[0], 0, 0, "buffers[0]")
+                checks.check_like(spec, specs[0][0], num_axes, specs[0][1], "buffers[0]")
             except ValueError as error:
                 raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
 
@@ -378,14 +380,6 @@ def _joined(drawn: list[Sample]) -> Sample:
         is_there = not any(part is None for part in parts)
         fields[field.name] = jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts) if is_there else None
     return Sample(**fields)
-
-
-def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
-    """Shapes and dtypes of an item."""
-    shards = shards_of(buffer)
-    num_axes = len(shards.whole._storage_axes)
-    spec = layouts.stored_spec(shards.part_spec(state.storage))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
 
 
 def check_shares(_: str, shares: Any, num_buffers: int) -> tuple[float, ...]:

@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Generic, overload
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import calls, checks, devices, meshes, ring
+from jaxreplay._common import checks, devices, meshes, ring
+from jaxreplay._common.calls import Call, forwarded
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
@@ -19,14 +20,6 @@ from jaxreplay.buffers._sample import check_batch_size
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 from jaxreplay.buffers._state import S, Sized, check_once
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def on_shards(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Concatenate[Any, P], R]:
-    """A method of `Sharded`, which applies the buffer's `method` to each shard."""
-    return calls.forwarded(method, doc, over_mesh=lambda program: program)
 
 
 @checks.config
@@ -122,7 +115,7 @@ class Sharded(Sized, Generic[S]):
         checks.leading_axes(spec, self.buffer._batch_axes, "a batch")
         leaves, treedef = jax.tree.flatten(spec)
         with devices.on_device_of(self.state_sharding):
-            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+            return _init(self, treedef, tuple(leaves))
 
     @overload
     def add(
@@ -159,47 +152,45 @@ class Sharded(Sized, Generic[S]):
         """
         return _add_of(type(self.buffer))(self, state, *args, **kwargs)
 
-    sample = on_shards(
+    sample = forwarded(
         Buffer.sample, "Draw batch_size / D items of each shard, in a `ReplayBuffer` its newest max_age / D."
     )
-    epoch = on_shards(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
-    update = on_shards(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
-    clear = on_shards(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
-    set = on_shards(Buffer.set, "Write leaves of stored items in place, each shard its part of the rows.")
-    newest = on_shards(Buffer.newest, "Handles of the newest n / D insertions of each shard, int32 [n], by shard.")
-    get = on_shards(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    handles = on_shards(Buffer.handles, "`Buffer.handles` of slots within shards, int [B]; each shard has B / D rows.")
-    slots = on_shards(Buffer.slots, "`Buffer.slots`, within its shard, of each of the handles, int [B].")
-    priorities = on_shards(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = on_shards(Buffer.age, "`Buffer.age` of the handles, int [B].")
-    later = on_shards(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
-    end_streams = on_shards(SequenceBuffer.end_streams, "Close streams, each shard its part of the mask.")
+    epoch = forwarded(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
+    update = forwarded(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
+    clear = forwarded(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
+    set = forwarded(Buffer.set, "Write leaves of stored items in place, each shard its part of the rows.")
+    newest = forwarded(Buffer.newest, "Handles of the newest n / D insertions of each shard, int32 [n], by shard.")
+    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    handles = forwarded(Buffer.handles, "`Buffer.handles` of slots within shards, int [B]; each shard has B / D rows.")
+    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its shard, of each of the handles, int [B].")
+    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    end_streams = forwarded(SequenceBuffer.end_streams, "Close streams, each shard its part of the mask.")
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
         batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
-        check_once(self, state)
-        return jnp.max(-(-state.ring.size // (batch_size // self.num_shards)), axis=-1)
+        return self._reduced(jnp.max, self._part.num_batches, state, batch_size // self.num_shards)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
-        return self._sum(self._part.size, state)
+        return self._reduced(_sum, self._part.size, state)
 
     def stored_steps(self, state: S) -> jax.Array:
         """Number of steps stored in all shards of a `SequenceBuffer`, int32 []."""
         part: Any = self._part
-        return self._sum(part.stored_steps, state)
-
-    def _sum(self, of_shard: Callable[[S], jax.Array], state: S) -> jax.Array:
-        check_once(self, state)
-        return jnp.sum(jax.vmap(of_shard)(state), axis=-1, dtype=jnp.int32)
+        return self._reduced(_sum, part.stored_steps, state)
 
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites in every shard, bool []."""
+        return self._reduced(jnp.all, self._part.is_full, state)
+
+    def _reduced(self, reduce: Callable[..., jax.Array], method: Callable[..., jax.Array], state: S, *args: Any) -> Any:
+        """The results of a method of each shard, reduced by `reduce(results, axis=)`."""
         check_once(self, state)
-        rows = self._part._rows(state)
-        return jnp.all(ring.at_least(rows.size, rows.capacity), axis=-1)
+        return reduce(jax.vmap(lambda shard: method(shard, *args))(state), axis=-1)
 
     @property
     def num_slots(self) -> int:
@@ -234,7 +225,7 @@ class Sharded(Sized, Generic[S]):
             rule = f"must be a multiple of {self.num_shards}, the number of shards"
             raise ValueError(f"{name}={size}: {rule} (mesh axis {self.axis!r}).")
 
-    def _run(self, name: str, call: calls.Call, state: S, arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: Call, state: S, arguments: dict[str, Any]) -> Any:
         """The buffer's method `name` on each shard and its part of the rows."""
         part, method = self._part, getattr(type(self.buffer), name)
         static = {x: arguments.pop(x) for x in call.every_static}
@@ -279,15 +270,18 @@ class Sharded(Sized, Generic[S]):
         return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
 
 
+_sum = functools.partial(jnp.sum, dtype=jnp.int32)
+
+
 @functools.cache
 def _add_of(kind: type[Buffer]) -> Any:
     """`Sharded.add` for one class of buffers."""
-    return on_shards(kind.add, "")
+    return forwarded(kind.add, "")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _init(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
-    spec = sharded._part_spec(jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+def _init(sharded: Sharded[S], treedef: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> S:
+    spec = sharded._part_spec(jax.tree.unflatten(treedef, leaves))
 
     def init() -> S:
         shard = sharded._part

@@ -13,9 +13,8 @@ import numpy as np
 from jaxreplay._common import ring
 from jaxreplay._common.checks import brief, check_integer, check_number
 from jaxreplay._common.xla import explain_donated, on_host
-from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import check_batch_size
+from jaxreplay.buffers._sample import Sample, check_batch_size
 from jaxreplay.buffers._shards import room, whole_of
 from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture

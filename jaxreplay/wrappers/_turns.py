@@ -240,9 +240,8 @@ class Turn:
         self.counts = counts  # False for a block that also reads after `close`
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{name}: is there inside of the block only; write with shared.state() as cell.", name=name
-        )
+        rule = "is there inside of the block only; write with shared.state() as cell"
+        raise AttributeError(f"{name}: {rule}.", name=name)
 
     def is_late(self) -> bool:
         """True if it has waited for `timeout` seconds."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxreplay._common import checks, xla
 from jaxreplay.transitions._batch import TransitionBatch
-from jaxreplay.transitions._rollout import tracer_for
+from jaxreplay.transitions._n_step import tracer_for
 from jaxreplay.transitions._windows import TracerSteps
 
 

@@ -73,14 +73,13 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
 
 def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
     """The state of a buffer for its new number of shards, from one that is not yet read, laid out for a backend."""
-    old, new = _places.old_shards(owner), shards_of(owner.buffer)
-    if type(old.whole) not in KINDS:
-        raise ValueError(f"{old.whole!r}: was saved with another number of devices; restore it with as many.")
+    if type(owner.old.whole) not in KINDS:
+        raise ValueError(f"{owner.old.whole!r}: was saved with another number of devices; restore it with as many.")
     if backend is not None:
         state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
-    if owner.old is None:
+    if not owner.stacked:
         state = jax.tree.map(lambda x: x.stacked() if isinstance(x, Stored) else x[None], state)
-    return _migrated(old, state, new)
+    return _migrated(owner.old, state, owner.new)
 
 
 def _migrated(old: Shards, state: Any, new: Shards) -> Any:

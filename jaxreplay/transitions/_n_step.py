@@ -58,12 +58,11 @@ def _takes_a_step(method: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         if "done" in named or ("s_next" not in named and len(arguments) == num_needed - 1):
+            owner = f"{type(arguments[0]).__name__}.{method.__name__}()"
             found = "got done" if "done" in named else f"s_next is missing, got {len(_STEP) - 1} arguments of a step"
-            raise TypeError(
-                f"{type(arguments[0]).__name__}.{method.__name__}(): {found}, expected {', '.join(_STEP)}, with "
-                "terminated and truncated, not done; without time limits, give done as terminated, and "
-                "jnp.zeros_like(done) as truncated."
-            )
+            rule = f"expected {', '.join(_STEP)}, with terminated and truncated, not done"
+            remedy = "without time limits, give done as terminated, and jnp.zeros_like(done) as truncated"
+            raise TypeError(f"{owner}: {found}, {rule}; {remedy}.")
         return method(*arguments, **named)
 
     return call

@@ -18,12 +18,11 @@ import jax
 import numpy as np
 
 import jaxreplay
-from jaxreplay._common import checks, xla
+from jaxreplay._common import checks, devices, xla
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
 
 FORMAT = 1  # increment if older versions cannot read the new description
-BACKENDS = ("cpu", "gpu", "tpu")  # with layouts of their own
 Path = str | os.PathLike
 
 
@@ -271,7 +270,7 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
       ValueError: the saved state differs from it.
     """
     first = None
-    for backend in (None, *BACKENDS):
+    for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
         laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
         different = _leaves.differ(content["leaves"], _leaves.named(laid))
         different = different or _leaves.static_differ(content["static"], _leaves.static(laid))

@@ -18,13 +18,11 @@ import jax
 import numpy as np
 
 import jaxreplay
-from jaxreplay._common import checks, xla
-from jaxreplay.buffers._shards import shards_of
+from jaxreplay._common import checks, devices, xla
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
 
 FORMAT = 1  # increment if older versions cannot read the new description
-BACKENDS = ("cpu", "gpu", "tpu")  # with layouts of their own
 Path = str | os.PathLike
 
 
@@ -233,14 +231,16 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         if owner is not None and not owner.is_same:
             return _migration.moved(owner, node, backend)
 
-        def load(x: _leaves.Stored) -> Any:
+        def load(x: Any) -> Any:
+            if not isinstance(x, _leaves.Stored):  # a Python number
+                return x
             leaf = by_path.get(x.found["path"])  # None in a state of another layout
             sharding = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
                 sharding = None  # of a trace, which knows no devices
             if sharding is None and owner is not None:
-                sharding = shards_of(owner.buffer).sharding
-            if sharding is None and jax.process_count() > 1 and "number" not in x.found:
+                sharding = owner.new.sharding
+            if sharding is None and jax.process_count() > 1:
                 raise ValueError(f"like{x.found['path']}: has no sharding, which several processes need.")
             return x.load(sharding)
 
@@ -250,16 +250,17 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
     return _places.map_states(rebuilt, owners, like, stored)
 
 
-def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[_leaves.Stored]:
-    """The arrays of a checkpoint, for leaves like these; they are read later."""
-    found = []
-    for i, (record, like) in enumerate(zip(content["leaves"], leaves.values(), strict=True)):
-        read: Any = None
-        if "number" not in record:
-            chunks = _arrays.Chunks(*_leaves.stored_type(like), tuple(record["chunk"]))
-            read = functools.partial(_arrays.load, folder, str(i), chunks, content["files"])
-        found.append(_leaves.Stored(record, like, read))
-    return found
+def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[Any]:
+    """The Python numbers of a checkpoint, and its arrays for leaves like these, which are read later."""
+
+    def one(name: str, record: dict[str, Any], like: Any) -> Any:
+        if "number" in record:
+            return _leaves.NUMBERS[record["dtype"]](record["number"])
+        chunks = _arrays.Chunks(*_leaves.stored_type(like), tuple(record["chunk"]))
+        read = functools.partial(_arrays.load, folder, name, chunks, content["files"])
+        return _leaves.Stored(record, tuple(like.shape), like.dtype, read)
+
+    return [one(str(i), *both) for i, both in enumerate(zip(content["leaves"], leaves.values(), strict=True))]
 
 
 def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str | None]:
@@ -269,7 +270,7 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
       ValueError: the saved state differs from it.
     """
     first = None
-    for backend in (None, *BACKENDS):
+    for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
         laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
         different = _leaves.differ(content["leaves"], _leaves.named(laid))
         different = different or _leaves.static_differ(content["static"], _leaves.static(laid))

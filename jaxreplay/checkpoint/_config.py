@@ -48,16 +48,14 @@ def fields(config: Any, where: str = "config", is_default: bool = False) -> Iter
 
 def differences(saved: dict[str, Any], config: Any) -> list[str]:
     """Fields of `config` that differ from those that were saved. A field that is newer than those had its default."""
-    given = {field.where: field for field in fields(config)}
-    found = []
+    every, found = [*fields(config)], []
+    given = {x.where: x.value for x in every}
+    saved = saved | {x.where: x.value for x in every if x.is_default and x.where not in saved}
     for where in {**saved, **given}:
-        if where not in given:
-            found.append(f"{where}: saved {saved[where]!r}, given nothing")
-        elif where not in saved:
-            if not given[where].is_default:
-                found.append(f"{where}: saved nothing, given {given[where].value!r}")
-        elif saved[where] != given[where].value and repr(saved[where]) != repr(given[where].value):  # NaN is not NaN
-            found.append(f"{where}: saved {saved[where]!r}, given {given[where].value!r}")
+        was, now = (repr(x[where]) if where in x else "nothing" for x in (saved, given))
+        is_equal = where in saved and where in given and saved[where] == given[where]
+        if not is_equal and was != now:  # NaN is not equal to NaN
+            found.append(f"{where}: saved {was}, given {now}")
     return found
 
 

@@ -102,23 +102,20 @@ def static_differ(saved: dict[str, Any], like: dict[str, Any]) -> str:
     return ""
 
 
-def text(found: dict[str, Any] | None) -> str:
-    """A record for messages, such as float32[2, 3]."""
-    if found is None:
-        return "nothing"
-    return str(found["dtype"]) + ("" if "number" in found else str(found.get("shape")))
+def _text(found: dict[str, Any]) -> str:
+    """A record for messages, such as float32[2, 3]; {} if there is none."""
+    return f"{found['dtype']}{found.get('shape', '')}" if found else "nothing"
 
 
 def differ(saved: list[dict[str, Any]], like: dict[str, Any]) -> str:
     """The first leaf of `like` whose path, shape or dtype is not as saved; "" if there is none."""
     given, old = {path: record(path, leaf) for path, leaf in like.items()}, {x["path"]: x for x in saved}
     for path in {**old, **given}:
-        found, wanted = text(old.get(path)), text(given.get(path))
-        is_number = path in old and "number" in old[path] and given.get(path, {}).get("weak")  # of jax.eval_shape
-        if found != wanted and not is_number:
+        was, now = old.get(path, {}), given.get(path, {})
+        found, wanted = _text(was), _text(now)
+        if found != wanted and not ("number" in was and now.get("weak")):  # weak: of jax.eval_shape
             hint = " (is jax_enable_x64 as it was?)" if ("64[" in found) != ("64[" in wanted) else ""
-            both = old.get(path, {}), given.get(path, {})
-            if any("number" in x for x in both) and any(x.get("shape") == [] for x in both):
+            if "number" in was | now and [] in (was.get("shape"), now.get("shape")):
                 hint = " (what goes through jit comes back as an array)"
             return f"like{path}: saved {found}, given {wanted}{hint}"
     return "" if [*old] == [*given] else "like: its leaves have another order"
@@ -151,36 +148,26 @@ class Stored:
 
     Attributes:
       found: its record.
-      like: an array or spec of its shape and dtype.
+      shape, dtype: as in the state.
       read: a function that reads the stored form, for a sharding or None.
     """
 
     found: dict[str, Any]
-    like: Any
+    shape: tuple[int, ...]
+    dtype: Any
     read: Callable[[Any], Any]
-
-    @property
-    def dtype(self) -> Any:
-        return self.like.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.like.shape)
 
     def stacked(self) -> "Stored":
         """The same with a leading axis of size 1."""
-        like = jax.ShapeDtypeStruct((1, *self.shape), self.dtype)
-        return dataclasses.replace(self, like=like, read=lambda _: self.read(None)[None])
+        return dataclasses.replace(self, shape=(1, *self.shape), read=lambda _: self.read(None)[None])
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         """The array on the host; not of PRNG keys."""
         x = self.read(None)
         return x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))
 
-    def load(self, sharding: Any) -> Any:
-        """The array, with its sharding; or the Python number."""
-        if "number" in self.found:
-            return NUMBERS[self.found["dtype"]](self.found["number"])
+    def load(self, sharding: Any) -> jax.Array:
+        """The array, with its sharding."""
         x = self.read(sharding)
         x = x if isinstance(x, jax.Array) else jax.device_put(x)  # an array of several processes stays where it is
         jax.block_until_ready(x)  # before the next one is read

@@ -73,14 +73,13 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
 
 def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
     """The state of a buffer for its new number of shards, from one that is not yet read, laid out for a backend."""
-    old, new = _places.old_shards(owner), shards_of(owner.buffer)
-    if type(old.whole) not in KINDS:
-        raise ValueError(f"{old.whole!r}: was saved with another number of devices; restore it with as many.")
+    if type(owner.old.whole) not in KINDS:
+        raise ValueError(f"{owner.old.whole!r}: was saved with another number of devices; restore it with as many.")
     if backend is not None:
         state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
-    if owner.old is None:
+    if not owner.stacked:
         state = jax.tree.map(lambda x: x.stacked() if isinstance(x, Stored) else x[None], state)
-    return _migrated(old, state, new)
+    return _migrated(owner.old, state, owner.new)
 
 
 def _migrated(old: Shards, state: Any, new: Shards) -> Any:
@@ -147,13 +146,6 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     )
 
 
-def _check_same_sequences(old: Any, new: Any) -> None:
-    for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after and not (name == "gaps" and after):
-            raise ValueError(f"new_buffer.{name}={after!r}: must be as in old_buffer, {before!r}.")
-
-
 def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
     """Keep the newest rows, and the sequences that start in them, in order of their first rows.
 
@@ -161,7 +153,10 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
     ring, 0 to 3 of the new one. The sequence with first row 7 now starts at (7 - 6) % 8 = 1. With 2 old shards of 3
     streams and 3 new ones of 2, stream 1 of old shard 1 is stream 4 of all, so stream 0 of new shard 2.
     """
-    _check_same_sequences(old.whole, new.whole)
+    for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
+        before, after = getattr(old.whole, name), getattr(new.whole, name)
+        if before != after and not (name == "gaps" and after):
+            raise ValueError(f"new_buffer.{name}={after!r}: must be as in old_buffer, {before!r}.")
     state = layouts.plain(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
     places = jax.tree.map(_on_host, without_items)  # of the sequences

@@ -1,6 +1,7 @@
 """Where the states of buffers are in a saved pytree, and with how many devices they were saved."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -28,15 +29,19 @@ def shards(config: Any) -> dict[str, int]:
 
 
 class Owner(NamedTuple):
-    """The buffer of a state, and its numbers of shards as saved and as given; None without `Sharded`."""
+    """The buffer of a state as shards.
 
-    buffer: Any
-    old: int | None
-    new: int | None
+    Attributes:
+      old: the shards as saved, which are on no device.
+      new: the shards as given.
+      stacked: axes [D] of the saved leaves; () without `Sharded`.
+      is_same: True if the given leaves have the same.
+    """
 
-    @property
-    def is_same(self) -> bool:
-        return self.old == self.new
+    old: Shards
+    new: Shards
+    stacked: tuple[int, ...]
+    is_same: bool
 
 
 def is_state(x: Any) -> bool:
@@ -66,31 +71,26 @@ def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owne
         fitting = [x for x in every if is_state(state) and _fits(x[1], state)]
         if fitting:
             where, buffer = max(fitting, key=lambda x: len(words & {*re.findall(r"\w+", x[0])}))
-            shards = shards_of(buffer)
-            found[name] = Owner(buffer, old_counts.get(where), shards.num_shards if shards.sharding else None)
+            new, stacked = shards_of(buffer), (old_counts[where],) if where in old_counts else ()
+            count = math.prod(stacked)
+            old = Shards(new.whole, part_of(new.whole, count), count, None)
+            found[name] = Owner(old, new, stacked, stacked == ((new.num_shards,) if new.sharding else ()))
     return found
-
-
-def old_shards(owner: Owner) -> Shards:
-    """The buffer with its number of shards as saved, which are on no device."""
-    whole, count = whole_of(owner.buffer), owner.old or 1
-    return Shards(whole, part_of(whole, count), count, None)
 
 
 def spec_of_old(owner: Owner, state: Any) -> Any:
     """Shapes and dtypes of the saved state that becomes `state`."""
-    part = old_shards(owner).part
-    skipped = len(part._storage_axes) + (owner.new is not None)
+    part = owner.old.part
+    skipped = len(part._storage_axes) + (owner.new.sharding is not None)
     leading = shards_of(part).smallest_batch
 
     def item(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*leading, *x.shape[skipped:]), x.dtype)
 
     spec = jax.eval_shape(lambda: part.init(jax.tree.map(item, layouts.stored_spec(state.storage))))
-    period = ring.init(part._num_slots, owner.old or 1).period
+    period = ring.init(part._num_slots, owner.old.num_shards).period
     spec = dataclasses.replace(spec, ring=dataclasses.replace(spec.ring, period=period))
-    count = () if owner.old is None else (owner.old,)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*count, *x.shape), x.dtype), spec)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*owner.stacked, *x.shape), x.dtype), spec)
 
 
 def check_state(config: Any, state: Any) -> None:

@@ -24,8 +24,6 @@ def on_first(function: Callable[[], int]) -> int:
     Raises:
       OSError: `function` failed.
     """
-    if jax.process_count() == 1:
-        return function()
     number, error = FAILED, None
     if jax.process_index() == 0:
         try:

@@ -17,11 +17,6 @@ from jaxreplay._common import calls, checks, duplicates, layouts, random, ring, 
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
 
-def _on_backend(levels: Any, state: Any, backend: str) -> Any:
-    """Entry of `BackendState._layouts`."""
-    return layouts.on_backend(levels, 1, np.ndim(state.size), backend)
-
-
 @struct.dataclass
 class LevelsState(layouts.BackendState):
     """State of `jaxreplay.Levels`, N slots.
@@ -46,7 +41,7 @@ class LevelsState(layouts.BackendState):
     size: jax.Array  # []
     count: jax.Array  # []
     rejected: jax.Array  # []
-    _layouts: ClassVar = {"levels": _on_backend}
+    _layouts: ClassVar = {"levels": lambda x, state, backend: layouts.on_backend(x, 1, np.ndim(state.size), backend)}
 
 
 @checks.config
@@ -272,8 +267,7 @@ class Levels:
           >>> levels.get(state, slots[::-1]).tolist()
           [6, 5]
         """
-        target = jnp.clip(slots, 0, self.capacity - 1)
-        return layouts.read(state.levels, target)
+        return layouts.read(state.levels, jnp.clip(slots, 0, self.capacity - 1))
 
     @calls.method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:

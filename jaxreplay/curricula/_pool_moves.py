@@ -53,32 +53,6 @@ class Entries(NamedTuple):
     last: jax.Array
 
 
-class Moves(NamedTuple):
-    """Moves of G rows between P pools, in order.
-
-    Attributes:
-      rows: the rows.
-      entries: their entries.
-      env: int32 [G], environment of the row's task.
-      label: int32 [G], pool to enter: 0 normal, 1 easy, 2 hard.
-      limit: int32 [P], largest number of members of each queue; -1 for normal.
-      oldest: int32 [G], number of the member that leaves the row's queue, if one leaves.
-      leaves: bool [G], True if one leaves.
-      into: int32 [G, P], entries into each pool at each row.
-      out: int32 [G, P], exits from each pool at each row.
-    """
-
-    rows: Rows
-    entries: Entries
-    env: jax.Array
-    label: jax.Array
-    limit: jax.Array
-    oldest: jax.Array
-    leaves: jax.Array
-    into: jax.Array
-    out: jax.Array
-
-
 def move(
     state: PoolsState,
     tasks_per_env: jax.Array,
@@ -90,6 +64,10 @@ def move(
 ) -> PoolsState:
     """Move tasks to the pools of their labels, in order, unless a queue holds them.
 
+    A member has a number in its queue, a row in the batch if it joined there, and a slot in its ring. Queues with 2 and
+    3 entries have `starts` 0 and 2, so number 1 of the second is `joined_at[3]`, its row. A number below 0 joined
+    before the batch: with a head of 4 and 2 members, numbers -2 and -1 are in slots 4 and 5, and number 0 goes to 6.
+
     Args:
       state: the pools; a queue above its cap does not grow.
       tasks_per_env: int32 [E].
@@ -99,20 +77,57 @@ def move(
       label: int32 [G], pools to move to.
       known: bool [G], True for rows that count.
     """
-    normal = 3 * env
+    num_rows, num_tasks, num_pools = task.size, state.pool.size, state.sizes.size
+    normal, pool = 3 * env, 3 * env + label
     start = normal + state.pool[task].astype(jnp.int32)
     start_number = (state.entry[task] - state.entered.reshape(-1)[start]).astype(jnp.int32)
-    rows = _sorted_rows(task, state.pool.size, normal + label, start, start_number)
-    sizes = state.sizes.reshape(-1)
+    rows = _sorted_rows(task, num_tasks, pool, start, start_number)
     limit = jnp.pad(jnp.maximum(caps, state.sizes[:, 1:]), ((0, 0), (1, 0)), constant_values=-1).reshape(-1)
-    entries = _entries(rows, known & (label > 0), limit)
-    oldest = entries.number - limit[rows.pool]
-    leaves = entries.enters & (oldest >= -sizes[rows.pool])
-    into = spread(rows.pool, entries.enters, sizes.size) + spread(normal, leaves, sizes.size)
-    out = spread(normal, entries.enters, sizes.size) + spread(rows.pool, leaves, sizes.size)
-    moves = Moves(rows, entries, env, label, limit, oldest, leaves, into, out)
-    moved, queues, heads = _rings(state, tasks_per_env, moves)
-    return dataclasses.replace(_write(state, moves, moved), queues=queues, heads=heads)
+    enters, number, last = _entries(rows, known & (label > 0), limit)
+    oldest = number - limit[pool]  # number of the member that leaves the row's queue, if one leaves
+    leaves = enters & (oldest >= -state.sizes.reshape(-1)[pool])
+    into = spread(pool, enters, num_pools) + spread(normal, leaves, num_pools)
+    out = spread(normal, enters, num_pools) + spread(pool, leaves, num_pools)
+    joined, left = (jnp.sum(x, axis=0, dtype=jnp.int32) for x in (into, out))
+
+    starts = sum_before(joined)
+    place = jnp.where(enters, starts[pool] + number, 2 * num_rows)
+    joined_at = jnp.zeros(2 * num_rows, jnp.int32).at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
+
+    def row_of(queue: jax.Array, number: jax.Array) -> jax.Array:  # that joined so; any row if none did
+        return joined_at[starts[queue] + number]
+
+    def slot(number: jax.Array) -> jax.Array:
+        return first + (state.heads[env, ring] + state.sizes[env, label] + number) % tasks_per_env[env]
+
+    stays = enters & (joined[pool] - number <= limit[pool])
+    # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
+    queue, its_number = _place_of(last, number, rows)
+    back = enters & (limit[queue] >= 0)
+    left_at = jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)
+    freed = leaves.at[left_at].set(False, mode="drop")
+    ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
+    there = state.queues[ring, jnp.where(leaves, slot(oldest), 0)]
+    leaver = jnp.where(oldest < 0, there, task[row_of(pool, oldest)])
+    written = jnp.where(stays, slot(number), num_tasks)
+    leaver, written = xla.materialize(leaver, written)
+
+    # All tasks that have moved in the end, each once: they are in their row's queue, or left one and are in normal.
+    moved = jnp.concatenate([jnp.where(stays, task, num_tasks), jnp.where(freed, leaver, num_tasks)])
+    to = jnp.concatenate([label, jnp.zeros_like(label)])
+    entered, before = state.entered.reshape(-1), sum_before(into)
+    entry = jnp.concatenate([entered[p] + _at_own(before, p).astype(jnp.uint32) for p in (pool, normal)])
+    joined, left = joined.reshape(state.sizes.shape), left.reshape(state.sizes.shape)
+    return dataclasses.replace(
+        state,
+        pool=state.pool.at[moved].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
+        entry=state.entry.at[moved].set(entry, mode="drop", unique_indices=True),
+        normal=sum_tree.update(state.normal, moved, to == 0, unique_indices=True),
+        queues=state.queues.at[ring, written].set(task, mode="drop", unique_indices=True),
+        heads=(state.heads + left[:, 1:]) % jnp.maximum(tasks_per_env, 1)[:, None],
+        sizes=state.sizes + joined - left,
+        entered=state.entered + joined.astype(jnp.uint32),
+    )
 
 
 def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Array, start_number: jax.Array) -> Rows:
@@ -173,68 +188,6 @@ def _place_of(last: jax.Array, number: jax.Array, rows: Rows) -> tuple[jax.Array
     """Pool that each task entered at row `last`, and its number there; those at the start if that is -1."""
     again = last >= 0
     return jnp.where(again, rows.pool[last], rows.start), jnp.where(again, number[last], rows.start_number)
-
-
-def _rings(state: PoolsState, tasks_per_env: jax.Array, moves: Moves) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Tasks that have moved in the end, int32 [2 G]; and the rings and their heads after all rows.
-
-    These are the tasks that are in their row's queue, then the tasks that left a queue and are in normal; N for none.
-
-    A member has a number in its queue, a row in the batch if it joined there, and a slot in its ring. Queues with 2 and
-    3 entries have `starts` 0 and 2, so number 1 of the second is `joined[3]`, its row. A number below 0 joined before
-    the batch: with a head of 4 and 2 members, numbers -2 and -1 are in slots 4 and 5, and number 0 goes to slot 6.
-    """
-    rows, (enters, number, last), limit, leaves = moves.rows, moves.entries, moves.limit, moves.leaves
-    num_rows, num_tasks, env, label = enters.size, state.pool.size, moves.env, moves.label
-    num_entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32)
-    starts = sum_before(num_entries)
-    place = jnp.where(enters, starts[rows.pool] + number, 2 * num_rows)
-    joined = jnp.zeros(2 * num_rows, jnp.int32).at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
-
-    def row_of(queue: jax.Array, number: jax.Array) -> jax.Array:  # that joined so; any row if none did
-        return joined[starts[queue] + number]
-
-    def slot(number: jax.Array) -> jax.Array:
-        return first + (state.heads[env, ring] + state.sizes[env, label] + number) % tasks_per_env[env]
-
-    stays = enters & (num_entries[rows.pool] - number <= limit[rows.pool])
-    # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
-    queue, its_number = _place_of(last, number, rows)
-    back = enters & (limit[queue] >= 0)
-    left_at = jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)
-    freed = leaves.at[left_at].set(False, mode="drop")
-    ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
-    there = state.queues[ring, jnp.where(leaves, slot(moves.oldest), 0)]
-    leaver = jnp.where(moves.oldest < 0, there, rows.task[row_of(rows.pool, moves.oldest)])
-    written = jnp.where(stays, slot(number), num_tasks)
-    leaver, written = xla.materialize(leaver, written)
-    queues = state.queues.at[ring, written].set(rows.task, mode="drop", unique_indices=True)
-    left = jnp.sum(spread(rows.pool, leaves, limit.size), axis=0, dtype=jnp.int32).reshape(state.sizes.shape)[:, 1:]
-    moved = jnp.concatenate([jnp.where(stays, rows.task, num_tasks), jnp.where(freed, leaver, num_tasks)])
-    return moved, queues, (state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None]
-
-
-def _write(state: PoolsState, moves: Moves, task: jax.Array) -> PoolsState:
-    """Write where tasks are after all rows, and count entries and exits; not the queues.
-
-    Args:
-      state: the pools before.
-      moves: the moves.
-      task: int32 [2 G], from `_rings`.
-    """
-    entered, before = state.entered.reshape(-1), sum_before(moves.into)
-    pools = moves.rows.pool, 3 * moves.env
-    entry = jnp.concatenate([entered[p] + _at_own(before, p).astype(jnp.uint32) for p in pools])
-    entries, exits = (jnp.sum(x, axis=0, dtype=jnp.int32).reshape(state.sizes.shape) for x in (moves.into, moves.out))
-    to = jnp.concatenate([moves.label, jnp.zeros_like(moves.label)])
-    return dataclasses.replace(
-        state,
-        pool=state.pool.at[task].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
-        entry=state.entry.at[task].set(entry, mode="drop", unique_indices=True),
-        sizes=state.sizes + entries - exits,
-        entered=state.entered + entries.astype(jnp.uint32),
-        normal=sum_tree.update(state.normal, task, to == 0, unique_indices=True),
-    )
 
 
 def spread(pool: jax.Array, marked: jax.Array, num_pools: int) -> jax.Array:

@@ -17,9 +17,8 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common import calls, checks, random, ring, xla
-from jaxreplay.curricula import _groups, _pool_moves, _pool_state
+from jaxreplay.curricula import _pool_moves, _pool_state, _task_lists
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
-from jaxreplay.curricula._task_keys import old_task_of_each
 
 NORMAL, EASY, HARD = range(3)
 MAX_TASKS = 2**24  # the sum tree counts them in float32
@@ -146,7 +145,7 @@ class DifficultyPools:
         """
         return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
-    @calls.method(num_rows="n", static=("replacement",), before=_groups.task_arguments, after=_reject_empty)
+    @calls.method(num_rows="n", static=("replacement",), before=_task_lists.task_arguments, after=_reject_empty)
     def sample(
         self, state: PoolsState, key: jax.Array, n: int, *, replacement: bool = True
     ) -> tuple[jax.Array, jax.Array]:
@@ -183,7 +182,7 @@ class DifficultyPools:
             env = _pool_state.env_of(jnp.arange(self.num_tasks, dtype=jnp.int32), self._sizes[0])
             each = sum_tree.leaves(envs) / jnp.maximum(sizes, 1).astype(jnp.float32)
             mass = jnp.where(state.pool == NORMAL, each[env], 0.0)
-            tasks = _groups.distinct(key, mass, n)
+            tasks = _task_lists.distinct(key, mass, n)
             return jnp.where(mass[tasks] > 0, tasks, -1), ok
         env_key, rank_key = jax.random.split(key)
         env, _ = sum_tree.sample_with(envs, random.random_bits(env_key, n))
@@ -221,11 +220,10 @@ class DifficultyPools:
           >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()
           ([False, True], 1, [0, 2, 0, 0])
         """
-        return _groups.padded_update(self._update, state, tasks, rewards, mask)
+        return _task_lists.padded_update(self._update, state, tasks, rewards, mask)
 
     @calls.method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
-        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
@@ -387,7 +385,7 @@ class DifficultyPools:
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """
-        return self._remap(state, old_task_of_each(state.pool, old_keys, new_keys, self.num_tasks))
+        return self._remap(state, _task_lists.old_task_of_each(state.pool, old_keys, new_keys, self.num_tasks))
 
     @calls.method()
     def _remap(self, old: PoolsState, source: Any) -> PoolsState:
@@ -406,8 +404,7 @@ class DifficultyPools:
         checks.check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             found = f"this state has tasks {list(state.pool.shape)} in {state.sizes.shape[0]} environments"
-            stack = "remap it, or use jax.vmap for a stack"
-            raise ValueError(f"tasks_per_env={self.tasks_per_env}: {found}; {stack}.")
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: {found}; remap it, or use jax.vmap for a stack.")
 
 
 _zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))

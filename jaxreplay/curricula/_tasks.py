@@ -13,8 +13,7 @@ from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
 from jaxreplay._common import calls, checks, layouts, random, ring, xla
-from jaxreplay.curricula import _groups
-from jaxreplay.curricula._task_keys import old_task_of_each
+from jaxreplay.curricula import _task_lists
 from jaxreplay.curricula.scores import Score, Thompson, learnability
 from jaxreplay.sum_tree._tree import on_backend
 
@@ -116,7 +115,7 @@ class Tasks:
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
-    @calls.method(num_rows="n", static=("replacement",), before=_groups.task_arguments)
+    @calls.method(num_rows="n", static=("replacement",), before=_task_lists.task_arguments)
     def sample(
         self, state: TasksState, key: jax.Array, n: int, *, replacement: bool = True
     ) -> tuple[jax.Array, jax.Array]:
@@ -146,7 +145,7 @@ class Tasks:
         if not replacement and isinstance(self.score, Thompson):
             raise ValueError("replacement=False: Thompson draws each task on its own; use another score.")
         if not replacement:
-            return _groups.distinct(key, self.probabilities(state), n), total > 0
+            return _task_lists.distinct(key, self.probabilities(state), n), total > 0
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0
         words = random.random_bits(key, 2 * n)
@@ -193,11 +192,10 @@ class Tasks:
           >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
           ([True, False], [2.0, 0.0], 1)
         """
-        return _groups.padded_update(self._update, state, tasks, rewards, mask)
+        return _task_lists.padded_update(self._update, state, tasks, rewards, mask)
 
     @calls.method(donates=True)
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
-        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
         total = jnp.sum(rewards, axis=1, where=mask)
         exists = rollouts > 0
@@ -317,7 +315,7 @@ class Tasks:
           >>> new.remap(state, old_keys="ab", new_keys="bca").trials.tolist()
           [1.0, 0.0, 0.0]
         """
-        return self._remap(state, old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
+        return self._remap(state, _task_lists.old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 
     @calls.method()
     def _remap(self, old: TasksState, source: Any) -> TasksState:

@@ -154,8 +154,7 @@ def _mixture(
     for k, (source, state) in enumerate(zip(buffer.buffers, states, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, k)
         own = jax.tree.map(lambda x, k=k: x[rows[k]], sample) if k in rows else None
-        numbers = _buffer(source, state, own_key, own, batch_size, thorough)
-        found |= {f"{k}/{name}": x for name, x in numbers.items()}
+        found |= {f"{k}/{name}": x for name, x in _buffer(source, state, own_key, own, batch_size, thorough).items()}
     return found
 
 
@@ -187,19 +186,17 @@ def _buffer(
 
 def _fill(shards: Shards, state: Any) -> Numbers:
     buffer, size, stored = shards.whole, jnp.sum(_facts.drawable(state)), jnp.sum(_facts.sizes(state))
-    found: Numbers = {"size": size}
-    if not isinstance(buffer, SequenceBuffer):
-        found["fill"] = stored / buffer.capacity
-        found["drawable"] = size / jnp.maximum(stored, 1.0)
-        if isinstance(buffer, ReservoirBuffer):
-            count = state.count.astype(jnp.float32)  # [D, 2]
-            found["kept"] = stored / jnp.maximum(jnp.sum(count[:, 0] * 2.0**32 + count[:, 1]), 1.0)
-        return found
-    rows = state.rows.size
-    found["fill"] = jnp.mean(rows.astype(jnp.float32)) / buffer.length
-    complete = (rows + state.wait - buffer.sequence_length) // buffer.stride * shards.part.num_envs
-    complete = jnp.sum(jnp.maximum(complete, 0).astype(jnp.float32))
-    found["drawable"] = size / jnp.maximum(complete, 1.0)
+    if isinstance(buffer, SequenceBuffer):
+        rows = state.rows.size
+        fill = jnp.mean(rows.astype(jnp.float32)) / buffer.length
+        complete = (rows + state.wait - buffer.sequence_length) // buffer.stride * shards.part.num_envs
+        stored = jnp.sum(jnp.maximum(complete, 0).astype(jnp.float32))
+    else:
+        fill = stored / buffer.capacity
+    found: Numbers = {"size": size, "fill": fill, "drawable": size / jnp.maximum(stored, 1.0)}
+    if isinstance(buffer, ReservoirBuffer):
+        count = state.count.astype(jnp.float32)  # [D, 2]
+        found["kept"] = stored / jnp.maximum(jnp.sum(count[:, 0] * 2.0**32 + count[:, 1]), 1.0)
     return found
 
 
@@ -314,8 +311,7 @@ def _all_items(items: _facts.Items) -> Numbers:
 def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
     def share(state: Any, key: jax.Array) -> jax.Array:
         live, of_slots = shards.part._live(state), state.uses.of_slots
-        position = random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1))
-        slots = live.slots(position)
+        slots = live.slots(random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1)))
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 
     found, sizes = jax.vmap(share)(state, jax.random.split(key, shards.num_shards)), _facts.sizes(state)

@@ -50,18 +50,16 @@ def of_items(part: Any, state: Any) -> Items:
     live, ages, masses, priorities = jax.vmap(of_shard, axis_name=part._axis_name)(state)
     if masses is None:
         return Items(live, ages)
-    total, of_shards = jnp.sum(masses, axis=1), sizes(state)
+    total, number = jnp.sum(masses, axis=1), drawable(state)
     weighted = total > 0
-    filled = jnp.maximum(jnp.sum(drawable(state) > 0, dtype=jnp.float32), 1.0)
     unspent = None if state.uses is None else state.uses.unspent
-    number, evenly = of_shards, 1.0
-    if unspent is not None:
-        number, evenly = drawable(state), sum_tree.leaves(unspent)
+    evenly = 1.0 if unspent is None else sum_tree.leaves(unspent)
+    filled = jnp.maximum(jnp.sum(number > 0, dtype=jnp.float32), 1.0)
     # Probabilities; all non-empty shards have equal mass.
     scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
     law = jnp.where(live, jnp.where(weighted[:, None], masses, evenly) / scale[:, None], 0.0)
     in_order, rank = jnp.sort(law, axis=None)[::-1], jnp.arange(law.size, dtype=jnp.float32)
-    count = jnp.sum(of_shards)
+    count = jnp.sum(sizes(state))
     tops = {name: jnp.sum(in_order * jnp.clip(top * count - rank, 0.0, 1.0)) for name, top in TOPS.items()}
     return Items(live, ages, priorities, tops)
 

@@ -74,11 +74,8 @@ def plot(buffer: Any, state: Any) -> Any:
         for k, (part, row) in enumerate(zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True)):
             if len(rows) > 1:
                 part.suptitle(f"buffers[{k}]")
-            axes = part.subplots(1, most, squeeze=False)[0]
-            for ax, (draw, *arguments) in zip(axes, row, strict=False):
-                draw(ax, *arguments)
-            for ax in axes[len(row) :]:
-                ax.remove()
+            for place, (draw, *arguments) in enumerate(row, 1):
+                draw(part.add_subplot(1, most, place), *arguments)
     return figure
 
 
@@ -150,8 +147,7 @@ def _weights(ax: Any, weights: np.ndarray) -> None:
     counts, bins = np.histogram(weights, np.linspace(0, most, 41))
     ax.stairs(counts / weights.size, bins, fill=True, color=ACCENT, alpha=0.85)
     ax.axvline(weights.mean(), color=SECOND, linewidth=1.6, label=f"mean {weights.mean():.2g}")
-    ax.set(title="Importance weights", ylabel="share of draws")
-    ax.set_xlabel(f"weight (effective sample size: {share:.0%})")
+    ax.set(title="Importance weights", xlabel=f"weight (effective sample size: {share:.0%})", ylabel="share of draws")
     ax.legend()
 
 

@@ -20,7 +20,7 @@ from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
 from jaxreplay.wrappers import Mixture
 
-Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state  # (state, items, key) -> state
+Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state
 
 STEPS, DRAWS = 4, 4096
 

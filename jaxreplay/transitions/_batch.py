@@ -140,19 +140,9 @@ class TransitionBatch:
         def batched(x: Any, dtype: Any = None) -> Any:
             return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype)[None], x)
 
-        return cls(
-            S=batched(s),
-            A=batched(a),
-            logP=batched(logp, float),
-            Rn=batched(r, float),
-            In=batched(float(gamma) * (not done), float),
-            S_next=batched(s_next),
-            A_next=batched(a_next),
-            logP_next=batched(logp_next, float),
-            W=batched(w, float),
-            idx=batched(idx, jnp.int32),
-            extra_info=batched(extra_info),
-        )
+        leaves = {"S": s, "A": a, "S_next": s_next, "A_next": a_next, "extra_info": extra_info}
+        floats = {"logP": logp, "Rn": r, "In": float(gamma) * (not done), "logP_next": logp_next, "W": w}
+        return cls(**batched(leaves), **batched(floats, float), idx=batched(idx, jnp.int32))
 
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
         """Iterate over the transitions as batches of one; from last to first if `reverse`.

@@ -118,9 +118,8 @@ def _find(rows: Any, path: Path, name: str) -> Any:
     """The value at a path; a `ValueError` if there is none."""
     found, parts = rows, (path,) if isinstance(path, str) else path
     if not (isinstance(parts, tuple) and parts and all(isinstance(part, str) for part in parts)):
-        raise ValueError(
-            f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of names that lead to it."
-        )
+        rule = "must be the name of a leaf in the rows, or a tuple of names that lead to it"
+        raise ValueError(f"{name}={path!r}: {rule}.")
     for part in parts:
         inside = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})
         if part not in inside:

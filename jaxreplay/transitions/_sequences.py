@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxreplay._common import checks, xla
 from jaxreplay.transitions._batch import TransitionBatch
-from jaxreplay.transitions._rollout import tracer_for
+from jaxreplay.transitions._n_step import tracer_for
 from jaxreplay.transitions._windows import TracerSteps
 
 
@@ -38,8 +38,7 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
     """
     td_errors = jnp.asarray(td_errors)
     if td_errors.ndim != 2 or td_errors.shape[1] == 0:
-        found = checks.type_text(td_errors)
-        raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
+        raise ValueError(f"td_errors: got {checks.type_text(td_errors)}, expected [B, L], L at least 1.")
     checks.check_number("eta", eta, 0, 1, "it is the share of the largest", traced=None)
     counted = np.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
     return _priority(td_errors, counted, eta, 1 - eta)

@@ -72,13 +72,13 @@ def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
 
 
 def test_each_task_is_written_once(monkeypatch):
-    written, write = [], _moves._write
+    written, update = [], _moves.sum_tree.update
 
-    def recording(state, moves, task):
-        written.append(task)
-        return write(state, moves, task)
+    def recording(tree, moved, *arguments, **named):
+        written.append(moved)
+        return update(tree, moved, *arguments, **named)
 
-    monkeypatch.setattr(_moves, "_write", recording)
+    monkeypatch.setattr(_moves.sum_tree, "update", recording)
     rng, counts, caps = seeds.rng("written once"), np.array([4], np.int32), np.array([[1, 1]], np.int32)
 
     @jax.jit

@@ -1,6 +1,12 @@
-"""Checks of the groups of rollouts in an update, and padding, which limits the number of compiled programs."""
+"""A list of tasks: arguments of a draw, groups of rollouts in an update, and keys, by which `remap` matches tasks.
 
-from collections.abc import Callable
+Groups are padded, which limits the number of compiled programs.
+"""
+
+import hashlib
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,7 +52,7 @@ def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
         found = checks.type_text(rewards)
         raise ValueError(f"rewards: got {found}, expected [{tasks.size}, R]; if R is 1, give rewards[:, None].")
-    mask = xp.asarray(xp.ones(rewards.shape, bool) if mask is None else mask)
+    mask = xp.ones(rewards.shape, bool) if mask is None else xp.asarray(mask)
     mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, xp=xp)
     if mask.ndim == 1:
         mask = xp.broadcast_to(mask[:, None], rewards.shape)
@@ -67,8 +73,55 @@ _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
     """`update(state, tasks, rewards, mask)`, with padded groups if the call is eager; and a flag of each group."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
-        return update(state, *groups)
+        return update(state, *check(*groups))
     on_device = any(isinstance(x, jax.Array) for x in groups)
     padded_groups = _padded_on_device(*groups) if on_device else padded(*groups, xp=np)
     state, kept = update(state, *padded_groups)
     return state, _first(kept, len(groups[0]))
+
+
+def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Hexadecimal SHA-256 digest of some fields of a task, a key for `remap`.
+
+    Args:
+      task: its fields by name, with JSON-serializable values.
+      fields: names of the fields that identify the task, in order, such as ("env", "prompt").
+
+    Raises:
+      ValueError: `fields` is empty, or the task lacks one.
+
+    Examples:
+      >>> old = {"prompt": "2 + 2", "env": "math", "number": 7}
+      >>> new = {"env": "math", "prompt": "2 + 2", "number": 12}
+      >>> jr.task_key(old, ("env", "prompt")) == jr.task_key(new, ("env", "prompt"))
+      True
+    """
+    if missing := [field for field in fields if field not in task] or not fields:
+        raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")
+    return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
+
+
+def old_task_of_each(
+    old: jax.Array, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable], num_tasks: int
+) -> np.ndarray:
+    """For each of `num_tasks` new tasks the number of its old task, or the number of old tasks if it is new; int32.
+
+    If a key occurs more than once, its first old task becomes its first new one, and so on.
+
+    Args:
+      old: an array of the old state, [number of old tasks].
+
+    Raises:
+      ValueError: there is not one key per task, or the state is a stack of states.
+    """
+    if old.ndim != 1:
+        raise ValueError(f"state: has tasks {list(old.shape)}; use jax.vmap for a stack of states.")
+    old_keys, new_keys = list(old_keys), list(new_keys)
+    for name, keys, expected in (("old_keys", old_keys, old.size), ("new_keys", new_keys, num_tasks)):
+        if len(keys) != expected:
+            raise ValueError(f"{name}: got {len(keys)} keys for {expected} tasks; give one for each, in order.")
+    positions = defaultdict(deque)
+    for position, key in enumerate(old_keys):
+        positions[key].append(position)
+    source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
+    return np.asarray(source, np.int32)

@@ -9,7 +9,7 @@ import jax
 import jax.core
 import numpy as np
 
-from jaxreplay._common import checks, meshes, xla
+from jaxreplay._common import checks, foreign_names, meshes, xla
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,9 +115,10 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
         arguments = xla.copy_numpy(arguments)
-        if over_mesh is not meshes.over_any_mesh:
-            xla.explain_donated(state, None)  # JAX 0.10 crashes over an array that is gone on several devices
-        donate = call.donates and self.donate and not _is_differentiated((state, arguments))
+        leaves, others = jax.tree.leaves(state), jax.tree.leaves(arguments)
+        # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
+        xla.explain_donated(leaves[: call.donates] if over_mesh is meshes.over_any_mesh else leaves, None)
+        donate = call.donates and self.donate and _may_donate(leaves, others)
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -157,7 +158,7 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
         for name, value in named.items() if fit else ():
             values[places[name]] = value
         if unknown := [name for name in named if name not in places]:
-            takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}"
+            takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}{foreign_names.advice(unknown[0])}"
             raise TypeError(f"{type(self).__name__}.{method}(): {takes}.")
         if not fit or any(value is inspect.Parameter.empty for value in values):
             try:
@@ -172,14 +173,16 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
     return by_position
 
 
-def _is_differentiated(arguments: Any) -> bool:
-    """True if an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
-    leaves = jax.tree.leaves(arguments)
-    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
+def _may_donate(state: list[Any], others: list[Any]) -> bool:
+    """False if an array of the state is given twice, or one is traced by differentiation, also inside `jax.vmap`."""
+    if len({*map(id, state)} - {*map(id, others)}) < len(state):
         return False
+    leaves = [*state, *others]
+    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
+        return True
     for x in leaves:
         while isinstance(x, jax.core.Tracer):
             if hasattr(x, "tangent"):
-                return True
+                return False
             x = getattr(x, "val", None)  # the value that jax.vmap maps over
-    return False
+    return True

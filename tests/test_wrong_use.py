@@ -128,8 +128,8 @@ NO = np.zeros((1, 2), bool)
 ROLLOUT = [np.zeros((2, 2), np.float32)] * 3 + [np.zeros((2, 2), bool)] * 2 + [np.zeros((2, 2), np.float32)]
 
 
-def weights(beta):
-    return lambda: jr.importance_weights(ONES / 3, 3, beta)
+def weights(beta, probabilities=ONES / 3, size=3):
+    return lambda: jr.importance_weights(probabilities, size, beta)
 
 
 def tracer_add(gamma):
@@ -318,7 +318,10 @@ CASES |= {
         lambda: jr.save("nowhere/at all", STATE, REPLAY),
         "got a ReplayBuffer; expected an array",
     ),
-    "save, the buffer twice": (lambda: jr.save("nowhere/at all", REPLAY, {"a": REPLAY}), "'a'.*got a ReplayBuffer"),
+    "save, the buffer twice": (
+        lambda: jr.save("nowhere/at all", REPLAY, {"a": REPLAY}),
+        "'a'.*got a ReplayBuffer; .*, in save",
+    ),
     "memory of a state": (
         lambda: jr.memory(REPLAY, STATE),
         "items: got a ReplayState, expected items, as init takes them",
@@ -328,6 +331,74 @@ CASES |= {
         r"mesh=2: must be a jax.sharding.Mesh\(jax.devices\(\), \(.data.",
     ),
     "a length": (lambda: len(REPLAY), r"len: a ReplayBuffer holds no items, its state does; use size\(state\)"),
+    "probabilities, negative": (weights(0.5, probabilities=-ONES), "probabilities=.*: must not be negative or NaN, or"),
+    "probabilities, NaN": (weights(0.5, probabilities=ONES * np.nan), "probabilities=.*: must not be negative or NaN"),
+    "priorities as probabilities": (weights(0.5, probabilities=ONES * 3), "probabilities=.*: .* or above 1; give"),
+    "probabilities, text": (weights(0.5, probabilities="all"), "probabilities: got a str, expected numbers, float"),
+    "one probability": (weights(0.5, probabilities=0.5), r"probabilities: got float32\[\], expected numbers, .* B at"),
+    "size, negative": (weights(0.5, size=-3), "size=-3: must be an integer from 0 to 2147483647, the number of items"),
+    "size, a fraction": (weights(0.5, size=2.5), "size=2.5: must be an integer"),
+    "one weight": (
+        lambda: jr.effective_sample_size(1.0),
+        r"weights: got float32\[\], expected numbers, .* B at least 1",
+    ),
+    "no weights": (
+        lambda: jr.effective_sample_size([]),
+        r"weights: got float32\[0\], expected numbers, .* B at least 1",
+    ),
+    "lists to add": (
+        lambda: REPLAY.add(STATE, [1.0, 2.0]),
+        r"unexpected \[0\], \[1\]; a list holds leaves, np.stack makes an array of a list; got",
+    ),
+    "lists of lists to add": (lambda: REPLAY.add(STATE, {"a": [[1.0], [2.0]]}), "a list holds leaves, np.stack makes"),
+    "dicts to add": (lambda: REPLAY.add(STATE, [{"a": ROWS}] * 2), "a list holds leaves, np.stack makes"),
+    "lists of lists to store": (
+        lambda: REPLAY.init([[1.0, 2.0]]),
+        r"leaf \[0\]\[0\]: .* needs 1 leading axis; x\[None\] adds one, np.stack makes an array of a list",
+    ),
+    "a sample as a key": (
+        lambda: jr.diagnostics(REPLAY, STATE, DRAWN),
+        "key and sample: got both, or a Sample as key; give a key, or sample=",
+    ),
+    "a file that is no .npz": (
+        lambda: jr.datasets.from_ogbench(__file__),
+        "path='.*test_wrong_use.py': must be a file .npz with observations, actions, terminals; see from_arrays",
+    ),
+    "no file": (lambda: jr.datasets.from_ogbench("nowhere.npz"), "path='nowhere.npz': must be a file .npz"),
+    "shards, a mask of too few": (
+        lambda: SHARDED.add(zeros(SHARDED, ROWS[:2]), np.zeros(4, np.float32), mask=np.ones(2, bool)),
+        "mask: got 2 rows, expected 4, one for each of items",
+    ),
+    "shards, TD errors of too few": (
+        lambda: SHARDED.update(zeros(SHARDED, ROWS[:2]), np.zeros(4, np.int32), ONES),
+        "td_errors: got 3 rows, expected 4, one for each of indices",
+    ),
+    "sample, the key last": (
+        lambda: REPLAY.sample(STATE, 4, KEY),
+        r"^batch_size=Array\(\(\), dtype=key<fry>\) overlaying:\.\.\.: must be an integer",
+    ),
+    "a score by its name": (
+        lambda: jr.Tasks(num_tasks=4, score="learnability"),
+        "score='learnability': must be a function such as jr.scores.learnability",
+    ),
+    "a foreign argument of add": (
+        lambda: streams().add(zeros(streams(), STEPS), STEPS, dones=NO),
+        r"has no argument 'dones'; it takes steps, ends, td_errors, drawable; use ends\.",
+    ),
+    "a foreign argument of update": (lambda: REPLAY.update(STATE, HANDLES, priorities=ONES), "; use td_errors"),
+    "a foreign argument of sample": (
+        lambda: REPLAY.sample(STATE, KEY, 2, alpha=0.5),
+        r"has no argument 'alpha'; .*; use sampler=jr.Prioritized\(alpha=\.\.\.\)\.",
+    ),
+    "a foreign field": (
+        lambda: jr.ReplayBuffer(max_size=8),
+        r"ReplayBuffer: has no field max_size; it has capacity, .*; use capacity\.",
+    ),
+    "a foreign field of streams": (lambda: jr.SequenceBuffer(period=1), "has no field period; it has .*; use stride"),
+    "a method of a state": (
+        functools.partial(getattr, STATE, "add"),
+        r"'ReplayState' object has no attribute 'add'; use that of the buffer, or of jr.bind\(buffer, state\)",
+    ),
     "a cell outside of its block": (
         lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state,
         r"state: is there inside of the block only; write with shared.state\(\) as cell",

@@ -9,7 +9,7 @@ import jax
 import jax.core
 import numpy as np
 
-from jaxreplay._common import checks, meshes, xla
+from jaxreplay._common import checks, foreign_names, meshes, xla
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,9 +113,10 @@ def _compiled(body: Any, call: Call) -> Any:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
         arguments = xla.copy_numpy(arguments)
-        if getattr(self, "is_sharded", False):
-            xla.explain_donated(state, None)  # JAX 0.10 crashes over an array that is gone on several devices
-        donate = call.donates and self.donate and not _is_differentiated((state, arguments))
+        leaves, others = jax.tree.leaves(state), jax.tree.leaves(arguments)
+        # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
+        xla.explain_donated(leaves if getattr(self, "is_sharded", False) else leaves[: call.donates], None)
+        donate = call.donates and self.donate and _may_donate(leaves, others)
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -158,7 +159,7 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
         if fit and not any(value is inspect.Parameter.empty for value in values):
             return tuple(values)
         if unknown := [name for name in named if name not in places]:
-            takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}"
+            takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}{foreign_names.advice(unknown[0])}"
             raise TypeError(f"{type(self).__name__}.{method}(): {takes}.")
         try:
             signature.bind(self, state, *arguments, **named)  # raises an error that explains
@@ -172,14 +173,16 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
     return by_position
 
 
-def _is_differentiated(arguments: Any) -> bool:
-    """True if an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
-    leaves = jax.tree.leaves(arguments)
-    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
+def _may_donate(state: list[Any], others: list[Any]) -> bool:
+    """False if an array of the state is given twice, or one is traced by differentiation, also inside `jax.vmap`."""
+    if len({*map(id, state)} - {*map(id, others)}) < len(state):
         return False
+    leaves = [*state, *others]
+    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
+        return True
     for x in leaves:
         while isinstance(x, jax.core.Tracer):
             if hasattr(x, "tangent"):
-                return True
+                return False
             x = getattr(x, "val", None)  # the value that jax.vmap maps over
-    return False
+    return True

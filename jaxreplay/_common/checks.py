@@ -13,9 +13,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import xla
+from jaxreplay._common import foreign_names, xla
 
 K = TypeVar("K", bound=type)
+LISTS = "np.stack makes an array of a list"  # remedy for a list among items
 STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
 
@@ -117,8 +118,11 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     first = next(iter(leaves.values())).shape[:num_axes]
     for name, leaf in leaves.items():
         if len(leaf.shape) < num_axes:
-            axes, remedy = "axis" if num_axes == 1 else "axes", "x[:, None]" if len(leaf.shape) == 1 else "x[None]"
-            rule = f"{what} needs {num_axes} leading {axes}; {remedy} adds one"
+            axes, remedy = (
+                "axis" if num_axes == 1 else "axes",
+                "x[:, None] adds one" if leaf.shape else f"x[None] adds one, {LISTS}",
+            )
+            rule = f"{what} needs {num_axes} leading {axes}; {remedy}"
             raise ValueError(f"leaf {name}: got {type_text(leaf)}, {rule}.")
         if leaf.shape[:num_axes] != first:
             found = list(leaf.shape[:num_axes])
@@ -140,6 +144,8 @@ def check_structure(items: Any, stored: Any, owner: str) -> None:
         for k, part in enumerate(items) if isinstance(items, tuple) else ():
             if jax.tree.structure(part) == expected:
                 detail = f" give the tuple's element [{k}] alone;"
+        if any(isinstance(x, list) for x in jax.tree.leaves(items, is_leaf=lambda x: isinstance(x, list))):
+            detail += f" a list holds leaves, {LISTS};"
         raise ValueError(f"wrong structure:{detail} got {got}, {owner} stores {expected}.")
 
 
@@ -205,7 +211,7 @@ def check_integer(name: str, value: Any, low: int, high: int, meaning: str, trac
     if traced is None and isinstance(value, jax.Array):
         return value  # pyright: ignore[reportReturnType]
     if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-        raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}, {meaning}.")
+        raise ValueError(f"{name}={brief(value)}: must be an integer from {low} to {high}, {meaning}.")
     return number
 
 
@@ -230,7 +236,7 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
             rule = f"a number in [{low:g}, {high:g}]"
         else:
             rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
-        raise ValueError(f"{name}={value!r}: must be {rule}; {remedy}.")
+        raise ValueError(f"{name}={brief(value)}: must be {rule}; {remedy}.")
     return value if isinstance(value, jax.Array) and traced is None else number  # pyright: ignore[reportReturnType]
 
 
@@ -322,7 +328,8 @@ def config(kind: K) -> K:
             raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({fields[0]}=...).")
         if unknown := [name for name in kwargs if name not in fields]:
             known = ", ".join(x for x in fields if x[0] != "_")
-            raise TypeError(f"{type(self).__name__}: has no field {unknown[0]}; it has {known}.")
+            advice = foreign_names.advice(unknown[0])
+            raise TypeError(f"{type(self).__name__}: has no field {unknown[0]}; it has {known}{advice}.")
         construct(self, **kwargs)
 
     def text(self: Any) -> str:

@@ -2,26 +2,46 @@
 
 from typing import Any
 
+PRIORITIZED = "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())"
+UNIFORM = "jr.ReplayBuffer(capacity=...)"
 SEQUENCES = "jr.SequenceBuffer(length=..., num_envs=..., sequence_length=...)"
-NAMES_FOR = {
-    "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())": (
-        "PER PrioritizedReplayBuffer PrioritizedBuffer make_prioritised_flat_buffer"
-    ),
-    "jr.ReplayBuffer(capacity=...)": "UniformReplayBuffer SimpleReplayBuffer make_flat_buffer make_item_buffer",
-    SEQUENCES: "TrajectoryBuffer make_trajectory_buffer",
-    SEQUENCES + " with windows='episodes'": "EpisodeBuffer",
+
+# Each counterpart with the names that stand for it elsewhere.
+_NAMES = {
+    PRIORITIZED: "PER PrioritizedReplayBuffer PrioritizedBuffer TensorDictPrioritizedReplayBuffer "
+    "make_prioritised_flat_buffer",
+    UNIFORM: "UniformReplayBuffer SimpleReplayBuffer TensorDictReplayBuffer ReplayMemory OutOfGraphReplayBuffer "
+    "DictReplayBuffer make_flat_buffer make_item_buffer",
+    SEQUENCES: "TrajectoryBuffer SequenceReplayBuffer make_trajectory_buffer make_trajectory_queue SliceSampler",
+    SEQUENCES + " with windows='episodes'": "EpisodeBuffer EpisodicReplayBuffer",
     SEQUENCES + " with sampler=jr.Prioritized()": "make_prioritised_trajectory_buffer",
-    "jr.Prioritized": "Prioritised",
-    "jr.NStep": "NStepTracer",
-    "jr.hindsight": "HER",
+    "jr.Prioritized": "Prioritised PrioritizedSampler PrioritizedSamplingDistribution",
+    "jr.Uniform": "RandomSampler UniformSamplingDistribution",
+    "jr.Uniform(replacement=False)": "SamplerWithoutReplacement",
+    "jr.NStep": "NStepTracer NStepReplayBuffer TransitionAccumulator",
+    "jr.hindsight": "HER HerReplayBuffer HindsightReplayBuffer",
     # Methods and fields.
-    "add(state, items)": "extend insert append",
+    "add(state, items)": "extend insert append push put store remember add_batch",
+    "that of the buffer, or of jr.bind(buffer, state)": "add sample update size is_full can_sample",
     "update(state, sample.indices, td_errors)": "update_priorities update_priority set_priorities",
-    "sample(state, key, batch_size)": "sample_batch",
-    "size(state)": "get_stored_size len",
-    "sample.items": "experience",
+    "sample(state, key, batch_size)": "sample_batch sample_transition_batch batch_size sample_batch_size",
+    "clear(state)": "reset empty",
+    "size(state)": "get_stored_size get_buffer_size len",
+    "jr.save(path, buffer, state)": "dump save_transitions state_dict",
+    "jr.restore(path, buffer, like=state)": "load load_transitions load_state_dict",
+    "sample.items": "experience data",
+    "sample.indices": "index indexes",
+    "sample.weights": "weight is_weights",
+    # Arguments.
+    "capacity": "max_size max_length replay_capacity buffer_size",
+    "num_envs": "n_envs add_batch_size",
+    "sequence_length": "sample_sequence_length slice_len",
+    "stride": "period",
+    "sampler=jr.Prioritized(alpha=...)": "alpha beta priority_exponent",
+    "td_errors": "priorities",
+    "ends": "done dones",
 }
-FOR_NAMES = {name: advice for advice, names in NAMES_FOR.items() for name in names.split()}
+FOR_NAMES = {name: ours for ours, names in _NAMES.items() for name in names.split()}
 
 
 def advice(name: str) -> str:

@@ -30,6 +30,7 @@ class State(layouts.BackendState):
     sampler: Any
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
+    locals()["__getattr__"] = foreign_names.missing
 
 
 S = TypeVar("S", bound=State)

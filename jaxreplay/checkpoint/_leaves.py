@@ -46,7 +46,8 @@ def record(path: str, leaf: Any) -> dict[str, Any]:
         number = str(leaf) if isinstance(leaf, complex) else leaf
         return {"path": path, "dtype": type(leaf).__name__, "number": number}
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        raise ValueError(f"leaf {path or '<root>'}: got a {type(leaf).__qualname__}; expected an array or a number.")
+        rule = "expected an array or a number, in save(path, buffer, state)"
+        raise ValueError(f"leaf {path or '<root>'}: got a {type(leaf).__qualname__}; {rule}.")
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         _check_dtype(leaf.dtype, path)
     found = {"path": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}

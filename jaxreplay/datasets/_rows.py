@@ -8,6 +8,7 @@ Supported formats are D4RL (Fu et al. 2020, arXiv:2004.07219), OGBench (Park et 
 """
 
 import os
+import zipfile
 from typing import Any, NamedTuple
 
 import jax
@@ -186,7 +187,7 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
       `Steps`: the N rows of the file, except episodes without a step.
 
     Raises:
-      ValueError: the file lacks one of the three arrays, or `from_arrays` rejects them.
+      ValueError: there is no such file, it lacks one of the three arrays, or `from_arrays` rejects them.
 
     Examples:
       >>> import numpy as np
@@ -196,6 +197,8 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
       [True, True, False]
     """
     names = ("observations", "actions", "terminals")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"path={os.fspath(path)!r}: must be a file .npz with {', '.join(names)}; see from_arrays.")
     with np.load(path) as file:
         missing = [name for name in names if name not in file]
         if missing:

@@ -111,8 +111,8 @@ def diagnostics(
     """
     batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     thorough = checks.check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
-    if key is not None and sample is not None:
-        raise ValueError("key and sample: got both; give a key or a sample.")
+    if (key is not None and sample is not None) or isinstance(key, Sample):
+        raise ValueError("key and sample: got both, or a Sample as key; give a key, or sample=.")
     if key is not None:
         checks.check_key(key)
     if sample is not None and not isinstance(sample, Sample):

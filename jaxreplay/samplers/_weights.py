@@ -1,7 +1,7 @@
 """Uniform draws, and importance weights, which correct the bias of other draws."""
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.core
@@ -49,8 +49,8 @@ def importance_weights(
       float32 [B]; 0 where the probability is 0.
 
     Raises:
-      ValueError: `beta` is known and out of range, `normalize` is not one of the three, or `min_probability` is missing
-        for "global".
+      ValueError: `probabilities`, `size` or `beta` is known and out of range, `normalize` is not one of the three, or
+        `min_probability` is missing for "global".
 
     Examples:
       >>> weights = jr.importance_weights(jnp.array([0.5, 0.25, 0.0]), size=4, beta=1.0)
@@ -58,12 +58,14 @@ def importance_weights(
       [0.5, 1.0, 0.0]
     """
     checks.check_choice("normalize", normalize, "batch", "global", None)
-    is_known = not isinstance(probabilities, jax.core.Tracer)
+    probabilities, is_known = _checked("probabilities", probabilities, 1)
+    if is_known:
+        checks.check_integer("size", size, 0, 2**31 - 1, "the number of items drawn from", traced=None)
     if is_known or (isinstance(beta, int | float) and not 0 <= beta <= 1):
         checks.check_number("beta", beta, 0, 1, "1 corrects in full", traced=None)
     beta = jnp.asarray(beta, jnp.float32)
     beta = jnp.where(beta <= 1, jnp.maximum(beta, 0.0), 1.0)
-    probabilities = jnp.asarray(probabilities, jnp.float32)
+    probabilities = probabilities.astype(jnp.float32)
     drawn = probabilities > 0
     log_probability = jnp.log(jnp.where(drawn, probabilities, 1.0))
     if normalize == "global":
@@ -97,11 +99,20 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
       >>> float(jr.effective_sample_size(jnp.array([1.0, 1.0, 0.0, 0.0])))
       2.0
     """
-    weights = checks.as_real("weights", weights, "numbers, float [..., B]")
-    is_known = not isinstance(weights, jax.core.Tracer) and weights.is_fully_addressable
-    if is_known and not np.all(xla.on_host(weights) >= 0):
-        raise ValueError(f"weights={checks.brief(weights)}: must not be negative or NaN; give those of a draw.")
-    return _effective_sample_size(weights)
+    return _effective_sample_size(_checked("weights", weights, np.inf)[0])
+
+
+def _checked(name: str, x: Any, most: float) -> tuple[jax.Array, bool]:
+    """`x` as an array [..., B], and True if it is known: then no number may be negative, NaN, or above `most`."""
+    expected = "numbers, float [..., B]"
+    x = checks.as_real(name, x, expected)
+    if not x.ndim or not x.size:
+        raise ValueError(f"{name}: got {checks.type_text(x)}, expected {expected}, B at least 1.")
+    is_known = not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
+    if is_known and not np.all((xla.on_host(x) >= 0) & (xla.on_host(x) <= most * 1.001)):  # they are rounded
+        rule = f"must not be negative or NaN{', or above 1' if most == 1 else ''}"
+        raise ValueError(f"{name}={checks.brief(x)}: {rule}; give those of a draw.")
+    return x, is_known
 
 
 @functools.partial(jax.jit, inline=True)

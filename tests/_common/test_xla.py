@@ -112,7 +112,7 @@ def buffer_and_state():
     return buffer, buffer.add(buffer.init(np.ones((4, 2), np.float32)), np.ones((4, 2), np.float32))
 
 
-def test_a_state_that_was_donated_is_named(buffer_and_state, tmp_path):
+def test_a_state_that_was_donated_is_named(buffer_and_state, tmp_path, capfd):
     buffer, gone = buffer_and_state
     indices, ones = np.arange(4, dtype=np.int32), np.ones(4, np.float32)
     state = buffer.update(gone, indices, ones)
@@ -132,7 +132,21 @@ def test_a_state_that_was_donated_is_named(buffer_and_state, tmp_path):
         lambda: jr.plot(buffer, gone),
     ):
         rejects("state: was donated to an earlier call and is gone; rebind it", call)
+    assert "INVALID_ARGUMENT" not in capfd.readouterr().err  # XLA logs what it cannot donate
     assert int(buffer.size(state)) == 4
+
+
+def test_an_array_that_is_given_twice_is_not_donated(buffer_and_state):
+    buffer, state = buffer_and_state
+    twice = jr.Mixture(buffers=(buffer, buffer))
+    new = twice.update((state, state), np.array([0, 1], np.int32), np.array([2, 3], np.float32))
+    found = [np.asarray(x.sampler.max_priority) for x in new]
+    np.testing.assert_allclose(found, [2, 3], rtol=1e-5)
+    stored = buffer.add(state, state.storage)
+    assert not state.storage.is_deleted()
+    np.testing.assert_array_equal(stored.ring.inserted, 8)
+    buffer.add(state, np.ones((4, 2), np.float32))
+    assert state.storage.is_deleted()
 
 
 @jax.jit

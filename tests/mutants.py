@@ -1,10 +1,10 @@
-"""Mutation testing: small changes to the package, and the changes that no test notices.
+"""Mutation testing: faults as people make them, each put into a copy, and the tests of its own room that notice.
 
-`python tests/mutants.py` samples mutants by a seed, and runs the default tests that cover each. It prints the mutants
-that were killed (a test failed), survived (with the change) or timed out. A mutant in `mutants_equivalent` is printed
-as "equivalent", or as "slow" if only a slow test fails, with the reason. One run of the suite under coverage finds the
-tests that cover a line (`--concerns FOLDER` keeps it for the next time; needs pytest-cov). `--out FILE` records the
-outcomes; `--against FILE` lists mutants that were killed in a record and are not now. Takes an hour on two cores.
+`python tests/mutants.py` samples mutants by a seed: rooms, modules and kinds of fault take turns. A room is a folder of
+the package; its tests are the folder of the same name in `tests/`, those of the mutant's module first. It prints which
+test failed, and the mutants that survived. A survivor in `SURVIVORS` has a reason. `--only` takes a regular expression
+of names or kinds, `--list` only lists, `--out` records the outcomes, and `--against` lists mutants that were killed in
+a record and are not now. `--compiled PYTHON` asks `.ci/run compiled` of barriers that survive, by its interpreter.
 """
 
 import argparse
@@ -13,386 +13,333 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import difflib
-import functools
 import itertools
 import json
-import multiprocessing
 import os
 import pathlib
 import random
 import re
-import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 
-import mutants_concerns
-from mutants_equivalent import EQUIVALENT, KILLED_BY_SLOW
-
 ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "jaxreplay"
+OTHER_TESTS = {
+    "testing": "test_testing.py",
+    "__main__": "test_main.py",
+    "__init__": "test_imports.py",
+}  # of rooms without a folder
 
-COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
-COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
-ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*"}
-ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
-# Arguments for promises and layouts, which change no value.
-NOT_DROPPED = {"unique_indices", "mode", "dtype", "axis", "static_argnums", "static_argnames", "donate_argnums"}
-NOT_DROPPED |= {"strict"}
-# Functions whose arguments are interchangeable, or so unlike that no program would run.
-NOT_SWAPPED = {"jnp.minimum", "jnp.maximum", "jnp.asarray", "jnp.array", "jnp.full", "jnp.zeros", "jnp.ones"}
-NOT_SWAPPED |= {"jax.tree.map", "isinstance", "getattr", "hasattr", "check_integer", "check_number", "np.asarray"}
-NOT_SWAPPED |= {"jnp.issubdtype", "jax.eval_shape", "jnp.concatenate", "jnp.arange", "defaultdict", "max", "min", "zip"}
+COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
+EXTREMES = {"min": "max", "minimum": "maximum", "pmin": "pmax", "cummin": "cummax", "argmin": "argmax"}
+EXTREMES |= {of: name for name, of in EXTREMES.items()} | {"floor": "ceil", "ceil": "floor"}
+BARRIERS = {"xla.read_once", "xla.materialize", "xla.after"}
+COUNTERS = {"saturating_add", "ring.saturating_add"}
+# Promises, types and layouts, which change no value, and arguments of functions that have no other.
+PROMISES = {"unique_indices", "indices_are_sorted", "mode", "dtype", "strict", "wrap_negative_indices", "inline"}
+PROMISES |= {"static_argnums", "static_argnames", "donate_argnums", "default", "meaning", "traced"}
+
+# Mutants that no test need notice, by name, and why.
+BOTH_RIGHT = "both ways are right"
+SURVIVORS: dict[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One change: replaces the source between two positions (line from 1, column)."""
+    """One fault: replaces `before`, which begins at this offset of the source, as UTF-8."""
 
     module: str
     function: str
     kind: str
-    start: tuple[int, int]
-    end: tuple[int, int]
-    function_lines: tuple[int, ...]
+    offset: int
     before: str
     after: str
     occurrence: int  # of the same change in the function, from 1
 
     @property
+    def room(self):
+        return self.module.partition("/")[0]
+
+    @property
     def name(self):
         """Unique name, unchanged when other functions change."""
-        number = f" (#{self.occurrence})" if self.occurrence > 1 else ""
-        return f"{self.module}.{self.function}: {_one_line(self.before)} -> {_one_line(self.after)}{number}"
+        before, after = (re.sub(r"\s+", " ", text) for text in (self.before, self.after))
+        return f"{self.module}.{self.function}: {before} -> {after}" + f" (#{self.occurrence})" * (self.occurrence > 1)
 
-    def apply(self, source):
-        raw, offsets = _offsets(source)
-        first, last = (offsets[line - 1] + column for line, column in (self.start, self.end))
-        return (raw[:first] + self.after.encode() + raw[last:]).decode()
-
-
-@functools.cache
-def _offsets(source):
-    """The source as bytes, and the offsets of its lines."""
-    raw = source.encode()
-    return raw, [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
-
-
-def _one_line(text):
-    return re.sub(r"\s+", " ", text)
+    def apply(self, root):
+        file = root / "jaxreplay" / f"{self.module}.py"
+        source, end = file.read_bytes(), self.offset + len(self.before.encode())
+        file.write_bytes(source[: self.offset] + self.after.encode() + source[end:])
 
 
 class Finder(ast.NodeVisitor):
     """All mutants of a module's functions, except in messages, types, docstrings and decorators."""
 
-    def __init__(self, module, source):
-        self.module, self.source, self.path, self.found = module, source, [], []
-        self.bound, self.seen, self.lines = set(), collections.Counter(), ()
-        self.visit(ast.parse(source))
+    def __init__(self, module):
+        self.module, self.path, self.found, self.seen = module, [], [], collections.Counter()
+        self.raw = (PACKAGE / f"{module}.py").read_bytes()
+        self.lines = [0, *itertools.accumulate(map(len, self.raw.splitlines(keepends=True)))]
+        self.visit(ast.parse(self.raw))
 
-    def mutant(self, kind, node, after):
-        if not self.path:
-            return
-        before, function = self.text(node), ".".join(self.path)
-        if _one_line(before) == _one_line(after):
-            return
-        ast.parse(after)
-        start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
-        self.seen[function, before, after] += 1
-        occurrence = self.seen[function, before, after]
-        self.found.append(Mutant(self.module, function, kind, start, end, self.lines, before, after, occurrence))
+    def start(self, node):
+        return self.lines[node.lineno - 1] + node.col_offset
 
     def text(self, node):
-        raw, offsets = _offsets(self.source)
-        first, last = offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
-        return raw[first:last].decode()
+        return self.raw[self.start(node) : self.lines[node.end_lineno - 1] + node.end_col_offset].decode()
+
+    def mutant(self, kind, node, after):
+        before, function = self.text(node), ".".join(self.path)
+        if function and before != after:
+            self.seen[function, before, after] += 1
+            number = self.seen[function, before, after]
+            self.found.append(Mutant(self.module, function, kind, self.start(node), before, after, number))
 
     def visit_ClassDef(self, node):
-        if any(self.text(base).startswith("Protocol") for base in node.bases):
-            return
-        self.path.append(node.name)
-        for child in node.body:
-            if isinstance(child, ast.FunctionDef):
-                self.visit(child)
-        self.path.pop()
+        if not any(self.text(base).startswith("Protocol") for base in node.bases):
+            self.path.append(node.name)
+            for child in node.body:
+                if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                    self.visit(child)
+            self.path.pop()
 
     def visit_FunctionDef(self, node):
-        if any("abstractmethod" in self.text(decorator) for decorator in node.decorator_list):
-            return
-        outside, self.bound = self.bound, {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
-        outer, self.lines = self.lines, tuple(range(node.lineno, node.end_lineno + 1))
-        self.path.append(node.name)
-        for child in node.body:
-            is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
-            if not is_docstring:
-                self.visit(child)
-        self.path.pop()
-        self.bound, self.lines = outside, outer
+        if not any("abstractmethod" in self.text(x) or "overload" in self.text(x) for x in node.decorator_list):
+            self.path.append(node.name)
+            for child in node.body:
+                if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
+                    self.visit(child)
+            self.path.pop()
 
     def visit_Raise(self, node):
         pass
 
-    def visit_JoinedStr(self, node):
-        pass
+    visit_JoinedStr = visit_Assert = visit_Raise
 
     def visit_AnnAssign(self, node):
         if node.value:
             self.visit(node.value)
 
     def visit_If(self, node):
-        if len(node.body) == 1 and isinstance(node.body[0], ast.Raise):
-            self.mutant("removed statement", node.test, "False")
+        if not node.orelse and isinstance(node.body[0], ast.Raise | ast.Return | ast.Continue | ast.Break):
+            kind = "error not raised" if isinstance(node.body[0], ast.Raise) else "guard removed"
+            self.mutant(kind, node.test, "False")
+        self.generic_visit(node)
+
+    def visit_IfExp(self, node):
+        self.mutant("guard removed", node, f"({self.text(node.body)})")
+        self.mutant("guard removed", node, f"({self.text(node.orelse)})")
         self.generic_visit(node)
 
     def visit_Expr(self, node):
-        self.mutant("removed statement", node, "pass")
+        is_check = isinstance(node.value, ast.Call) and "check" in self.text(node.value.func)
+        self.mutant("error not raised" if is_check else "call removed", node, "pass")
         self.generic_visit(node)
 
-    def visit_Assign(self, node):
-        names = {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        if names and names <= self.bound:
-            self.mutant("removed statement", node, "pass")
-        self.bound |= names
+    def visit_AugAssign(self, node):
+        kind = {ast.BitAnd: "mask dropped", ast.Add: "counter not carried"}.get(type(node.op), "step removed")
+        self.mutant(kind, node, "pass")
         self.visit(node.value)
 
-    def visit_AugAssign(self, node):
-        self.mutant("dropped mask" if isinstance(node.op, ast.BitAnd) else "removed statement", node, "pass")
-        if type(node.op) in ARITHMETIC:
-            target, value = self.text(node.target), self.text(node.value)
-            self.mutant("arithmetic", node, f"{target} {ARITHMETIC[type(node.op)]}= {value}")
-        self.visit(node.value)
+    def visit_Assign(self, node):
+        value, targets = node.value, node.targets[0]
+        if (
+            isinstance(targets, ast.Tuple)
+            and isinstance(value, ast.Call)
+            and self.text(value.func) == "jax.random.split"
+        ):
+            self.mutant("key reused", value, ", ".join([self.text(value.args[0])] * len(targets.elts)))
+        self.visit(value)
 
     def visit_Compare(self, node):
-        if len(node.ops) == 1:
-            left, right = self.text(node.left), self.text(node.comparators[0])
-            self.mutant("comparison", node, f"(({left}) {COMPARISONS[type(node.ops[0])]} ({right}))")
+        operator = COMPARISONS.get(type(node.ops[0]))
+        if operator and len(node.ops) == 1:
+            self.mutant("off by one", node, f"(({self.text(node.left)}) {operator} ({self.text(node.comparators[0])}))")
         self.generic_visit(node)
 
     def visit_BinOp(self, node):
         left, right = self.text(node.left), self.text(node.right)
-        if type(node.op) in ARITHMETIC:
-            self.mutant("arithmetic", node, f"(({left}) {ARITHMETIC[type(node.op)]} ({right}))")
+        if isinstance(node.op, ast.Add | ast.Sub) and right == "1":
+            self.mutant("off by one", node, f"({left})")
+        if isinstance(node.op, ast.BitAnd | ast.Mod) and not isinstance(node.left, ast.Constant):
+            self.mutant("mask dropped" if isinstance(node.op, ast.BitAnd) else "wrap removed", node, f"({left})")
         if isinstance(node.op, ast.BitAnd):
-            self.mutant("dropped mask", node, f"({left})")
-            self.mutant("dropped mask", node, f"({right})")
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node):
-        other = " or " if isinstance(node.op, ast.And) else " and "
-        self.mutant("comparison", node, "(" + other.join(f"({self.text(value)})" for value in node.values) + ")")
+            self.mutant("mask dropped", node, f"({right})")
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node):
-        if not isinstance(node.operand, ast.Constant):
-            self.mutant("arithmetic", node, f"({self.text(node.operand)})")
+        inner = node.operand
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv) and isinstance(inner.left, ast.UnaryOp):
+            self.mutant("rounding", node, f"({self.text(inner.left)[1:]} // ({self.text(inner.right)}))")
         self.generic_visit(node)
 
-    def visit_Constant(self, node):
-        if isinstance(node.value, bool):
-            self.mutant("constant", node, str(not node.value))
-        elif isinstance(node.value, int):
-            self.mutant("constant", node, str(node.value + 1))
-        elif isinstance(node.value, float):
-            self.mutant("constant", node, str(2 * node.value + 1))
+    def visit_BoolOp(self, node):
+        for k in range(len(node.values)):
+            kept = [f"({self.text(x)})" for x in (*node.values[:k], *node.values[k + 1 :])]
+            word = " and " if isinstance(node.op, ast.And) else " or "
+            self.mutant("guard removed", node, f"({word.join(kept)})")
+        self.generic_visit(node)
 
     def visit_Call(self, node):
-        function = self.text(node.func)
-        given = [self.text(argument) for argument in node.args]
-        named = [self.text(keyword) for keyword in node.keywords]
+        function, given = self.text(node.func), [self.text(x) for x in node.args]
+        name, named = function.rpartition(".")[2], [self.text(x) for x in node.keywords]
 
-        def call(arguments):
-            return f"{function}({', '.join(arguments)})"
+        def call(*arguments, of=function):
+            return f"{of}({', '.join(arguments)})"
 
         if function == "jnp.where" and len(given) == 3:
-            self.mutant("dropped mask", node, f"({given[1]})")
-            self.mutant("dropped mask", node, f"({given[2]})")
-            self.mutant("swapped arguments", node, call([given[0], given[2], given[1]]))
-        elif function not in NOT_SWAPPED:
-            for i in range(len(given) - 1):
-                swapped = [*given[:i], given[i + 1], given[i], *given[i + 2 :]]
-                self.mutant("swapped arguments", node, call(swapped + named))
-        for i, keyword in enumerate(node.keywords):
-            if keyword.arg not in NOT_DROPPED:
-                self.mutant("dropped mask", node, call(given + named[:i] + named[i + 1 :]))
+            self.mutant("mask dropped", node, f"({given[1]})")
+            self.mutant("mask dropped", node, f"({given[2]})")
+        if name in EXTREMES:
+            kind = "rounding" if name in ("floor", "ceil") else "min for max"
+            self.mutant(kind, node, call(*given, *named, of=function.removesuffix(name) + EXTREMES[name]))
+        if name in ("clip", "minimum", "maximum") or (function in ("min", "max") and len(given) == 2):
+            for kept, argument in zip(given, node.args[: 1 if name == "clip" else 2], strict=False):
+                if not isinstance(argument, ast.Constant | ast.UnaryOp) and not kept.isupper():
+                    self.mutant("clip removed", node, f"({kept})")
+        if name == "fold_in":
+            self.mutant("key reused", node, given[0])
+        if function in BARRIERS and given:
+            kept = f"({', '.join(given)},)" if name == "materialize" else given[0]
+            self.mutant("barrier removed", node, kept)
+        elif function.endswith(("ring.after", "rows.after", "sequences.after")):
+            self.mutant("barrier removed", node, function.removesuffix(".after"))
+        if function in COUNTERS:
+            self.mutant("counter not carried", node, given[0])
+        for k, argument in enumerate(given):
+            if argument.endswith("axis_name"):
+                self.mutant("axis_name dropped", node, call(*given[:k], "None", *given[k + 1 :], *named))
+        for k, keyword in enumerate(node.keywords):
+            rest = call(*given, *named[:k], *named[k + 1 :])
+            if "axis" in (keyword.arg or "").split("_") and re.fullmatch("-?[01]", self.text(keyword.value)):
+                self.mutant("wrong axis", keyword.value, "1" if self.text(keyword.value) == "0" else "0")
+            elif name == "replace":
+                self.mutant("field not carried", node, rest)
+            elif keyword.arg is not None and keyword.arg not in PROMISES:
+                is_axis = keyword.arg.endswith("axis_name")
+                self.mutant("axis_name dropped" if is_axis else "argument not forwarded", node, rest)
         self.generic_visit(node)
 
-    def visit_Subscript(self, node):
-        if isinstance(node.value, ast.Name) and node.value.id in ("tuple", "dict", "list", "type"):
-            return
-        self.generic_visit(node)
+
+def every_mutant():
+    modules = [str(file.relative_to(PACKAGE).with_suffix("")) for file in sorted(PACKAGE.rglob("*.py"))]
+    return [mutant for module in modules for mutant in Finder(module).found]
 
 
-def modules_of(package):
-    return [str(file.relative_to(package).with_suffix("")) for file in sorted(package.rglob("*.py"))]
+def in_turns(items, seed, *keys):
+    """All items, where the values of the first key take turns, in each the values of the second, and so on."""
+    if not keys:
+        return random.Random(seed).sample(items, len(items))
+    groups = collections.defaultdict(list)
+    for item in items:
+        groups[getattr(item, keys[0])].append(item)
+    order = random.Random(seed).sample(sorted(groups), len(groups))
+    queues = [in_turns(groups[name], f"{seed} {name}", *keys[1:]) for name in order]
+    return [item for turn in itertools.zip_longest(*queues) for item in turn if item is not None]
 
 
-def mutants_of(package, module):
-    return Finder(module, (package / f"{module}.py").read_text()).found
+def tests_of(mutant):
+    """The files of the room, those that are named as the module first, the short ones before the long."""
+    if mutant.room in OTHER_TESTS:
+        return [f"tests/{OTHER_TESTS[mutant.room]}"]
+    stem = pathlib.Path(mutant.module).name.strip("_").rstrip("s")
+    files = (ROOT / "tests" / mutant.room).glob("test_*.py")
+    files = sorted(files, key=lambda x: (stem not in x.stem, x.stat().st_size))
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
-def choose(package, modules, number, seed):
-    """Choose `number` mutants in rounds: each takes one per module, and within a module the kinds take turns."""
-    queues = []
-    for module in modules:
-        rng = random.Random(f"{seed} {module}")
-        by_kind = collections.defaultdict(list)
-        for mutant in mutants_of(package, module):
-            by_kind[mutant.kind].append(mutant)
-        of_kinds = [rng.sample(of_kind, len(of_kind)) for _, of_kind in sorted(by_kind.items())]
-        queues.append([m for turn in itertools.zip_longest(*of_kinds) for m in turn if m is not None])
-    rounds = itertools.chain.from_iterable(itertools.zip_longest(*queues))
-    return sorted(itertools.islice((m for m in rounds if m is not None), number), key=lambda m: m.module)
-
-
-def run_tests(root, tests, log, seconds):
-    """In a process of its own, which may take `seconds` of processor time: exit with 0 if all tests pass."""
-    os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    os.chdir(root)  # where processes that tests start look first
-    sys.path.insert(0, str(root))
-    os.environ["PYTHONPATH"] = str(root)
-    with open(log, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
-        import pytest
-
-        options = [
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-p",
-            "no:meter",
-            "--rootdir",
-            str(root),
-            "--tb=line",
-        ]
-        status = pytest.main([*options, "-c", str(root / "pyproject.toml"), "-m", "not slow", *tests])
-        out.flush()
-        os._exit(int(status))
-
-
-def run_one(context, root, mutant, tests, timeout):
-    """(outcome, the test that told, seconds) of a mutant, in a copy of the checkout `root`."""
-    if not tests:
-        return "survived", None, 0.0
+def run(mutant, seconds, compiled=None):
+    """(outcome, the test that told, seconds) of a mutant in a copy of the checkout."""
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = pathlib.Path(folder) / "checkout"
-        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__", ".git", ".*_cache", ".hypothesis"))
-        file = copy / "jaxreplay" / f"{mutant.module}.py"
-        file.write_text(mutant.apply(file.read_text()))
-        log = pathlib.Path(folder) / "log"
-        begin = time.monotonic()
-        process = context.Process(target=run_tests, args=(copy, tests, log, timeout))
-        process.start()
-        process.join(2 * timeout)  # threads that wait for each other take no processor time
-        seconds = time.monotonic() - begin
+        root = pathlib.Path(folder) / "checkout"
+        shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns("__pycache__", ".git", ".venv*", ".*_cache"))
+        mutant.apply(root)
+        command = [sys.executable, "-m", "pytest", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        outcome, output = finished([*command, *tests_of(mutant)], root, seconds)
+        if outcome == "survived" and compiled and mutant.kind == "barrier removed":
+            outcome, output = finished([compiled, "tests/benchmarks/compiled.py", "--smoke"], root, seconds)
+            output = "FAILED .ci/run compiled" if outcome == "killed" else ""
+    if "no tests ran" in output and "rror" not in output:
+        raise RuntimeError(f"{mutant.name}: no test was run:\n{output}")
+    told = re.search(r"^(?:FAILED|ERROR) (?:.*tests/)?(.*?)(?: - .*)?$", output, re.MULTILINE)
+    return outcome, told and told[1], time.monotonic() - begin
+
+
+def finished(command, root, seconds):
+    """The outcome and output of a program, which is stopped after this time, with all that it started."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with tempfile.TemporaryFile("w+") as log:
+        program = subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            outcome = "killed" if program.wait(seconds) else "survived"
+        except subprocess.TimeoutExpired:
+            outcome = "timed out"
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-        if process.exitcode in (-signal.SIGKILL, -signal.SIGXCPU):
-            return "timed out", None, seconds
-        if process.exitcode == 0:
-            return "survived", None, seconds
-        output = log.read_text(errors="replace") if log.exists() else ""
-        if "ERROR: not found" in output:  # the package says which cases there are
-            return "killed", "a case that is there no more", seconds
-        if "no tests ran" in output and "rror" not in output:
-            raise RuntimeError(f"{mutant.name}: no test was run:\n{output}")
-        told = re.search(r"^(?:FAILED|ERROR) (?:.*tests/)?(\S+)", output, re.MULTILINE)
-        return "killed", told.group(1) if told else f"exit {process.exitcode}", seconds
-
-
-def show(mutant, source):
-    changed = mutant.apply(source).splitlines()
-    return "\n".join(difflib.unified_diff(source.splitlines(), changed, mutant.module, mutant.module, lineterm="", n=1))
-
-
-def read_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--number", type=int, default=420)
-    parser.add_argument("--modules", nargs="+", default=modules_of(ROOT / "jaxreplay"))
-    parser.add_argument("--concerns", type=pathlib.Path, help="folder of the run under coverage, reused if present")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--timeout", type=int, default=300, help="processor seconds for the tests of a mutant")
-    parser.add_argument("--only", type=pathlib.Path, help="a record: only mutants that survived or timed out in it")
-    parser.add_argument("--against", type=pathlib.Path, help="a record: list mutants killed in it and not now")
-    parser.add_argument("--out", type=pathlib.Path)
-    return parser.parse_args()
-
-
-def recorded_concerns(folder):
-    if not (folder / "times.xml").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        mutants_concerns.record(ROOT, folder)
-    return mutants_concerns.Concerns(ROOT, folder)
-
-
-def gone(package):
-    """Names with a reason to survive that are no mutants now."""
-    found = {m.name for module in modules_of(package) for m in mutants_of(package, module)}
-    return sorted({*EQUIVALENT, *KILLED_BY_SLOW} - found)
-
-
-def excused(name):
-    """What is said of a mutant that survived, and why."""
-    for outcome, reasons in (("equivalent", EQUIVALENT), ("slow", KILLED_BY_SLOW)):
-        if name in reasons:
-            return outcome, reasons[name]
-    return "survived", None
-
-
-def run_all(package, chosen, concerns, arguments):
-    """The record of all mutants, by name; prints each."""
-    context, record = multiprocessing.get_context("forkserver"), {}
-    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "tensorstore"])
-    with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
-
-        def run(mutant):
-            tests = concerns.tests(mutant.module, mutant.start[0], mutant.function_lines)
-            return run_one(context, ROOT, mutant, tests, arguments.timeout)
-
-        for job, (outcome, told, seconds) in zip(chosen, pool.map(run, chosen), strict=True):
-            if outcome == "survived":
-                outcome, told = excused(job.name)
-            record[job.name] = {"kind": job.kind, "outcome": outcome, "told": told, "seconds": round(seconds)}
-            print(f"{outcome:10} {seconds:4.0f} s  {job.name}  [{told or job.kind}]", flush=True)
-            if outcome == "survived":
-                print(show(job, (package / f"{job.module}.py").read_text()), flush=True)
-            if arguments.out:
-                arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    return record
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+        log.seek(0)
+        return outcome, log.read()
 
 
 def summarize(record):
-    """Print how many of each module were caught."""
-    by_module = collections.defaultdict(collections.Counter)
-    for name, entry in record.items():
-        for key in (name.split(".")[0], "all"):
-            by_module[key][entry["outcome"]] += 1
-    for module, counts in by_module.items():
-        told = sum(counts.values()) - counts["equivalent"]
-        caught = counts["killed"] + counts["slow"] + counts["timed out"]
-        print(f"{module:28} {caught} of {told} caught, {dict(counts)}")
+    """A table of outcomes by room, and one by kind."""
+    for by in ("room", "kind"):
+        print()
+        for name in sorted({entry[by] for entry in record.values()}):
+            counts = collections.Counter(x["outcome"] for x in record.values() if x[by] == name)
+            print(f"{name:<24}", *(f"{number} {outcome:<12}" for outcome, number in sorted(counts.items())))
+    told = sum(entry["outcome"] != "survived" for entry in record.values())
+    print(f"\n{told} of {len(record)} were noticed, or have a reason")
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int, default=400)
+    parser.add_argument("--only", default="", help="regular expression of names or kinds")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--timeout", type=int, default=600, help="seconds for the tests of a mutant")
+    parser.add_argument("--compiled", help="Python of .venv-compiled")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--against", type=pathlib.Path)
+    return parser.parse_args()
 
 
 def main():
-    arguments = read_arguments()
-    cache, kept = (tempfile.TemporaryDirectory(prefix=f"mutants-{name}-") for name in ("cache", "concerns"))
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
-    package = ROOT / "jaxreplay"
-    for name in gone(package):
-        print(f"no mutant any more, take its reason out: {name}")
-    concerns = recorded_concerns(arguments.concerns or pathlib.Path(kept.name))
-    chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
-    if arguments.only:
-        before = json.loads(arguments.only.read_text())
-        chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") in ("survived", "timed out")]
-    record = run_all(package, chosen, concerns, arguments)
+    arguments, every = read_arguments(), every_mutant()
+    if gone := SURVIVORS.keys() - {mutant.name for mutant in every}:
+        print(f"no mutants now: {sorted(gone)}")
+    chosen = [x for x in every if re.search(arguments.only, x.name) or re.search(arguments.only, x.kind)]
+    chosen = in_turns(chosen, arguments.seed, "room", "module", "kind")[: arguments.number]
+    if arguments.list:
+        print(*(f"{mutant.kind}: {mutant.name}" for mutant in chosen), sep="\n")
+        return
+    record = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-cache-") as cache,
+        concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool,
+    ):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+        jobs = {pool.submit(run, x, arguments.timeout, arguments.compiled): x for x in chosen}
+        for job in concurrent.futures.as_completed(jobs):
+            mutant, (outcome, told, seconds) = jobs[job], job.result()
+            reason = SURVIVORS.get(mutant.name)
+            outcome = "has a reason" if outcome == "survived" and reason else outcome
+            record[mutant.name] = {"room": mutant.room, "kind": mutant.kind, "outcome": outcome, "told": told}
+            print(f"{outcome}: {mutant.name} [{mutant.kind}, {seconds:.0f} s] {told or reason or ''}", flush=True)
+            if arguments.out:
+                arguments.out.write_text(json.dumps(record, indent=1))
+        # A copy without a fault, so that tests that always fail are seen.
+        lasting = {entry["room"] for entry in record.values() if entry["outcome"] in ("survived", "has a reason")}
+        for mutant in {x.room: x for x in chosen if x.room not in lasting}.values():
+            outcome, told, _ = run(dataclasses.replace(mutant, after=mutant.before), arguments.timeout)
+            if outcome != "survived":
+                raise SystemExit(f"{mutant.room}: its tests fail without a fault: {told}")
     summarize(record)
     if arguments.against:
         for name, entry in json.loads(arguments.against.read_text()).items():

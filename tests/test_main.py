@@ -1,6 +1,8 @@
 """`python -m jaxreplay` prints what a checkpoint holds."""
 
 import re
+import runpy
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import pytest
 from helpers import over_devices
 
 import jaxreplay as jr
+from jaxreplay import __main__ as program
 from jaxreplay.__main__ import main
 
 
@@ -61,3 +64,13 @@ def test_a_configuration_that_is_no_dict_and_a_path_without_a_checkpoint(tmp_pat
     assert "\nconfig = 'jaxreplay.ReplayBuffer'\nconfig.capacity = 1000\n" in out
     assert main([str(tmp_path / "nothing")]) == 2
     assert "no complete checkpoint there" in capsys.readouterr().err
+    (tmp_path / "run/checkpoint_0/description.json").write_text("no")
+    assert main([str(tmp_path / "run")]) == 2
+    assert "the checkpoint is damaged" in capsys.readouterr().err
+
+
+def test_the_program_ends_with_the_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["jaxreplay", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(program.__file__, run_name="__main__")
+    assert end.value.code == 2

@@ -23,7 +23,7 @@ from jaxreplay._common.files import DESCRIPTION
 
 PART, ARRAYS, METADATA = ".part", "arrays", ".zarray"
 NAME = r"checkpoint_(0|[1-9][0-9]*)"
-OURS = rf"{DESCRIPTION}\.new|{ARRAYS}/[0-9]+/({METADATA}|[0-9.]+)"
+OURS = rf"{re.escape(DESCRIPTION)}\.new|{ARRAYS}/[0-9]+/({re.escape(METADATA)}|[0-9.]+)"
 LAST = 2**31  # greater numbers are of others
 
 

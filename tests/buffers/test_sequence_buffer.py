@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import seeds
 from helpers import cases, no_ends, rarely, rejects
@@ -203,62 +202,6 @@ def test_storage_costs_one_observation_a_step():
     assert total < 7.5e9
 
 
-def test_sequence_priority():
-    td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
-    mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
-    priority = jr.sequence_priority(td_errors, mask)
-
-    @jax.jit
-    def traced(x, mask):
-        return (
-            jr.sequence_priority([[1.0, -2.0]], [[False, True]]),  # largest and mean are one
-            jr.sequence_priority(x[:1]),
-            jr.sequence_priority(x),
-            jr.sequence_priority(x, mask, eta=0.0),
-            jr.sequence_priority(x, mask, eta=1.0),
-            jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(x, mask),
-        )
-
-    of_one, without_mask, with_nan, means, largest, by_row = jax.device_get(traced(td_errors, mask))
-    assert of_one.tolist() == [2.0]
-    np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(without_mask, [2.9], rtol=1e-6)
-    np.testing.assert_allclose(means, [2.0, 2.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(largest, [3.0, 4.0, 0.0], rtol=1e-6)
-    assert not np.isfinite(with_nan[1])  # which the sampler refuses
-    np.testing.assert_array_equal(by_row, priority)
-
-
-def test_split_burn_in():
-    items = {"x": np.arange(12).reshape(2, 6), "y": np.zeros((2, 6, 3))}
-    first, rest = jr.split_burn_in(items, 2)
-    np.testing.assert_array_equal(first["x"], [[0, 1], [6, 7]])
-    np.testing.assert_array_equal(rest["x"], [[2, 3, 4, 5], [8, 9, 10, 11]])
-    assert rest["y"].shape == (2, 4, 3)
-    none, everything = jr.split_burn_in(items, 0)
-    assert none["y"].shape == (2, 0, 3)
-    np.testing.assert_array_equal(everything["x"], items["x"])
-    rejects("burn_in=6: must be an integer from 0 to 5, less than the length", jr.split_burn_in, items, 6)
-
-
-@pytest.mark.parametrize(
-    ("length", "k", "frame_shape"),
-    [(1, 1, ()), (4, 1, (2, 3)), (5, 5, ()), (9, 4, (2, 3)), *[rarely((9, k, ())) for k in range(1, 10)]],
-)
-def test_stacks_equal_the_twins(length, k, frame_shape):
-    rng = seeds.rng(k)
-    frames = np.arange(1, 1 + 2 * length * int(np.prod(frame_shape))).astype(np.uint8)
-    frames = frames.reshape(2, length, *frame_shape)
-    for rate in (0.0, 0.1, 0.3, 0.6, 1.0):
-        ends = rng.random((2, length)) < rate
-        expected = np.stack([oracles.stack_frames(frames[row], ends[row], k) for row in range(2)])
-        eager = (jr.stack_frames,) if length == 4 else ()
-        for function in (*eager, jax.jit(jr.stack_frames, static_argnums=2)):
-            stacks = function(frames, ends, k)
-            assert stacks.dtype == np.uint8
-            np.testing.assert_array_equal(stacks, expected)
-
-
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -309,11 +252,6 @@ def test_wrong_arguments():
     rejects(r"num_envs=2: got steps with leading axes \[1, 3\]", buffer.init, {"x": zeros(1, 3, 4)})
     stacked = jax.tree.map(lambda x: np.stack([x] * 5), jax.device_get(state))
     rejects(r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap", buffer.add, stacked, steps)
-    for shape in ((3,), (3, 0), (3, 2, 1)):
-        rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, zeros(*shape))
-    frames, ends = zeros(2, 3, 4), np.zeros((2, 3), bool)
-    rejects(r"k=4: must be an integer from 1 to 3, the number of frames in a stack", jr.stack_frames, frames, ends, 4)
-    rejects(r"ends: got bool\[2\], expected bool\[2, 3\]", jr.stack_frames, frames, ends[:, 0], 2)
 
 
 def test_a_state_of_other_windows_is_refused():

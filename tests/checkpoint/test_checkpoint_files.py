@@ -212,6 +212,39 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, w
     assert_same(jr.restore(tmp_path, None, first), first)
 
 
+def test_which_folders_are_checkpoints(tmp_path):
+    for name in (0, 9, 10, 2**31 - 1, 2**31, "01", "", "-1", "2.part", "3.parts", "03.part", f"{2**31}.part"):
+        (tmp_path / f"checkpoint_{name}").mkdir()
+    (tmp_path / "a_checkpoint_5").mkdir()
+    assert _files.numbers(str(tmp_path)) == [2**31 - 1, 10, 9, 0]
+    assert _files.numbers(str(tmp_path), _files.PART) == [2]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_ours"),
+    [
+        ((), True),
+        (("arrays/0/.zarray", "arrays/12/0.1", "arrays/12/10"), True),
+        (("description.json.new", "arrays/0/.zarray"), True),
+        (("description.json", "notes.txt"), True),
+        (("arrays/0/.zarray", "notes.txt"), False),
+        (("description.json.old",), False),
+        (("descriptionxjson.new",), False),
+        (("arrays/x/0",), False),
+        (("arrays/0/0/0",), False),
+        (("arrays/0/c",), False),
+        (("arrays/0/.zattrs",), False),
+        (("arrays/0/xzarray",), False),
+        (("deep/arrays/0/0",), False),
+    ],
+)
+def test_which_files_a_save_has_left(tmp_path, names, is_ours):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert _files._is_ours(str(tmp_path)) == is_ours
+
+
 def test_what_is_not_ours_is_never_deleted(tmp_path):
     """Nor restored: folders of other programs, and half a checkpoint without its description."""
     for name in (

@@ -11,7 +11,7 @@ import pytest
 from checkpoint_runs import Custom, Flax, Pair, assert_same, recorded, rewrite
 
 import jaxreplay as jr
-from jaxreplay.checkpoint import _checkpoint
+from jaxreplay.checkpoint import _checkpoint, _config
 
 pytestmark = pytest.mark.versions
 ONE = np.ones(1, np.int8)
@@ -41,6 +41,13 @@ class Settings:
 
     alpha: float = 0.1
     added: str = "default"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """A configuration that got a part."""
+
+    inner: Settings = Settings(alpha=0.2, added="more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,25 @@ def test_another_configuration_is_refused_by_field(tmp_path, name):
     with pytest.raises(ValueError, match=message):
         jr.restore(tmp_path, given, ONE)
     assert_same(jr.restore(tmp_path, saved, LIKE), jnp.arange(2))
+
+
+def test_equal_values_of_other_types_are_no_difference():
+    saved = {"config['a']": float("nan"), "config['b']": 1, "config['c']": 0.5, "config['d']": "float32"}
+    for given in ({"b": 1.0, "c": 0.5}, {"b": True, "c": np.float64(0.5)}, {"b": np.int8(1), "c": 0.5}):
+        config = given | {"a": float("nan"), "d": np.dtype("float32")}
+        assert _config.differences(saved, config) == []
+    config |= {"a": 0.0}
+    assert _config.differences(saved, config) == ["config['a']: saved nan, given 0.0"]
+
+
+def test_what_is_new_in_a_part_with_its_default_has_its_default():
+    """Of a part that was given, the default of the whole does not count."""
+    saved = {field.where: field.value for field in _config.fields(Outer())}
+    for where in [x for x in saved if x.startswith("config.inner")]:
+        del saved[where]
+    assert _config.differences(saved, Outer()) == []
+    found = _config.differences(saved, Outer(inner=Settings(added="other")))
+    assert found[-1] == "config.inner.added: saved nothing, given 'other'"
 
 
 def test_donation_does_not_matter_and_a_new_field_has_its_default(tmp_path):

@@ -53,12 +53,14 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
     tenth = np.sort(law)[-4:].sum()
     x, y = by_title[MASS].lines[0].get_data()
     np.testing.assert_allclose([x[0], y[0], x[-2], *y[-2:]], [0, 0, 1 - zeros, 1, 1], atol=1e-2)
+    assert (x[-1], y[-1]) == (1, y[-2])  # items of probability 0 too
     shares = np.arange(1, 35) / 40
     np.testing.assert_allclose(np.interp(shares, x, y), np.cumsum(np.sort(law)[::-1])[:34], atol=1e-2)
     assert legend(by_title[MASS])[2].startswith("top 10%: ")
     assert float(legend(by_title[MASS])[2].split()[2][:-1]) == pytest.approx(100 * tenth, abs=0.3)
     weights = np.where(law > 0, (np.maximum(law, 1e-9) / law[law > 0].min()) ** -0.55, 0)
     (stairs,) = by_title[WEIGHTS].patches
+    assert stairs.get_data().edges[-1] == pytest.approx(1.02 * weights.max(), rel=1e-3)
     expected = np.histogram(weights, stairs.get_data().edges, weights=law)[0]
     np.testing.assert_allclose(stairs.get_data().values, expected, atol=1e-3)
     size = np.sum(law * weights) ** 2 / np.sum(law * weights**2)
@@ -105,9 +107,16 @@ def sharded():
     return buffer, buffer.add(buffer.init(rows), rows, td_errors=np.arange(8, dtype=np.float32))
 
 
+def half_empty():
+    """Two items in the first of two shards."""
+    buffer = over_devices(jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(alpha=1.0, beta=1.0)), 2)
+    rows, errors = np.zeros(4, np.float32), np.array([1, 3, 9, 9], np.float32)
+    return buffer, buffer.add(buffer.init(rows), rows, mask=np.arange(4) < 2, td_errors=errors)
+
+
 def mixture():
-    buffer = jr.Mixture(buffers=(replay(jr.Uniform())[0], replay(jr.Prioritized())[0]))
-    return buffer, buffer.add(buffer.init(np.zeros(4, np.float32)), 1, np.zeros(4, np.float32))
+    buffer = jr.Mixture(buffers=(replay(jr.Uniform())[0], reservoir()[0]))
+    return buffer, buffer.add(buffer.init(np.zeros(4, np.float32)), 1, np.zeros(4, np.float32), jax.random.key(0))
 
 
 CASES = {
@@ -119,9 +128,10 @@ CASES = {
     "reservoir": (reservoir, [PRIORITIES, MASS, WEIGHTS]),
     "sequences": (streams, TITLES),
     "sharded": (sharded, TITLES),
-    "mixture": (mixture, ["", *TITLES]),
+    "half empty": (half_empty, TITLES),
+    "mixture": (mixture, ["", PRIORITIES, MASS, WEIGHTS]),
 }
-ALWAYS = ("empty", "own sampler", "sharded", "mixture")
+ALWAYS = ("empty", "own sampler", "sharded", "half empty", "mixture")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in CASES])
@@ -138,6 +148,11 @@ def test_every_buffer(name):
     if name == "own sampler":
         _, drawn = (patch.get_data().values for patch in figure.axes[0].patches)
         assert drawn.tolist() == [0, 0, 0, 1]  # the oldest
+    if name == "half empty":  # rows of the empty shard hold no item
+        assert figure.axes[0].get_xlabel() == "priority"
+        for ax in figure.axes[:2]:
+            assert ax.patches[0].get_data().values.tolist().count(0.5) == 2
+        assert legend(figure.axes[3]) == ["mean 0.5"]  # 1 and 1/3, drawn 1 and 3 times
     if name == "sharded":  # shards have equal mass, and ages count insertions into all
         td_errors = np.arange(8) + 1e-6
         law = (td_errors**0.6).reshape(2, 4) / np.sum((td_errors**0.6).reshape(2, 4), axis=1, keepdims=True) / 2
@@ -146,7 +161,11 @@ def test_every_buffer(name):
         np.testing.assert_allclose(
             drawn.values, np.histogram(td_errors, drawn.edges, weights=law.ravel())[0], atol=0.01
         )
-        assert figure.axes[1].patches[0].get_data().values.tolist() == [0.25, 0, 0.25, 0, 0.25, 0, 0.25]
+        ages = figure.axes[1].patches[0].get_data()
+        assert (ages.values.tolist(), ages.edges.tolist()) == ([0.25, 0, 0.25, 0, 0.25, 0, 0.25], [*range(8)])
+    if name == "mixture":  # equal priorities are in the middle of a decade
+        edges = figure.axes[1].patches[0].get_data().edges
+        np.testing.assert_allclose([edges[0], edges[-1]], [10**-0.5, 10**0.5], rtol=0.01)
 
 
 @pytest.mark.slow

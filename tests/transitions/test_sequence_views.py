@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 import seeds
 from helpers import at, compilations, rarely, rejects
@@ -289,3 +290,70 @@ def test_sample_mask_applies_to_the_result_if_final_observations_are_missing():
         valid = np.asarray(valid) & mask[:, :-n].reshape(-1)
         assert np.asarray(batch.S)[valid].tolist() == [0, 1]  # and none from 2, whose final observation is missing
         assert np.asarray(batch.S_next)[valid].tolist() == [n, 2]
+
+
+def test_sequence_priority():
+    td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
+    mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
+    priority = jr.sequence_priority(td_errors, mask)
+
+    @jax.jit
+    def traced(x, mask):
+        return (
+            jr.sequence_priority([[1.0, -2.0]], [[False, True]]),  # largest and mean are one
+            jr.sequence_priority(x[:1]),
+            jr.sequence_priority(x),
+            jr.sequence_priority(x, mask, eta=0.0),
+            jr.sequence_priority(x, mask, eta=1.0),
+            jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(x, mask),
+        )
+
+    of_one, without_mask, with_nan, means, largest, by_row = jax.device_get(traced(td_errors, mask))
+    assert of_one.tolist() == [2.0]
+    np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(without_mask, [2.9], rtol=1e-6)
+    np.testing.assert_allclose(means, [2.0, 2.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(largest, [3.0, 4.0, 0.0], rtol=1e-6)
+    assert not np.isfinite(with_nan[1])  # which the sampler refuses
+    np.testing.assert_array_equal(by_row, priority)
+
+
+def test_split_burn_in():
+    items = {"x": np.arange(12).reshape(2, 6), "y": np.zeros((2, 6, 3))}
+    first, rest = jr.split_burn_in(items, 2)
+    np.testing.assert_array_equal(first["x"], [[0, 1], [6, 7]])
+    np.testing.assert_array_equal(rest["x"], [[2, 3, 4, 5], [8, 9, 10, 11]])
+    assert rest["y"].shape == (2, 4, 3)
+    none, everything = jr.split_burn_in(items, 0)
+    assert none["y"].shape == (2, 0, 3)
+    np.testing.assert_array_equal(everything["x"], items["x"])
+    rejects("burn_in=6: must be an integer from 0 to 5, less than the length", jr.split_burn_in, items, 6)
+
+
+@pytest.mark.parametrize(
+    ("length", "k", "frame_shape"),
+    [(1, 1, ()), (4, 1, (2, 3)), (5, 5, ()), (9, 4, (2, 3)), *[rarely((9, k, ())) for k in range(1, 10)]],
+)
+def test_stacks_equal_the_twins(length, k, frame_shape):
+    rng = seeds.rng(k)
+    frames = np.arange(1, 1 + 2 * length * int(np.prod(frame_shape))).astype(np.uint8)
+    frames = frames.reshape(2, length, *frame_shape)
+    for rate in (0.0, 0.1, 0.3, 0.6, 1.0):
+        ends = rng.random((2, length)) < rate
+        expected = np.stack([oracles.stack_frames(frames[row], ends[row], k) for row in range(2)])
+        eager = (jr.stack_frames,) if length == 4 else ()
+        for function in (*eager, jax.jit(jr.stack_frames, static_argnums=2)):
+            stacks = function(frames, ends, k)
+            assert stacks.dtype == np.uint8
+            np.testing.assert_array_equal(stacks, expected)
+
+
+@pytest.mark.versions
+def test_wrong_arguments_of_other_views():
+    for shape in ((3,), (3, 0), (3, 2, 1)):
+        zeros = np.zeros(shape, np.float32)
+        rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, zeros)
+    frames, ends = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), bool)
+    rejects(r"k=4: must be an integer from 1 to 3, the number of frames in a stack", jr.stack_frames, frames, ends, 4)
+    rejects(r"ends: got bool\[2\], expected bool\[2, 3\]", jr.stack_frames, frames, ends[:, 0], 2)
+    rejects(r"eta=1.5: must be a number in \[0, 1\]", jr.sequence_priority, frames[..., 0], eta=1.5)

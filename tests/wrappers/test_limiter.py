@@ -86,6 +86,11 @@ def test_a_slack_that_could_stop_both_sides_is_an_error_of_the_call(calls, least
         enough.register(*x)
 
 
+@pytest.mark.parametrize(("ratio", "slack", "kept"), [(4, 19.5, 19), (0.5, 2.75, 2.5), (0.5, 2.5, 2.5), (1, 0.99, 0)])
+def test_a_slack_between_two_balances_is_the_lower_one(ratio, slack, kept):
+    assert limiter(ratio, slack).slack == kept
+
+
 def test_the_largest_ratio_of_floats_is_exact():
     it = limiter(ratio=0.1, slack=1e6)
     for _ in range(10_000):

@@ -208,12 +208,10 @@ def fill(file, num_free):
 def damaged(file):
     """Damage a file in some 14 ways in turn: other contents, or none. It is restored in the end."""
     content = file.read_bytes()
-    changes = [None, content + b"x"]
-    if content:
-        changes += [b"", content[:-1], content[: len(content) // 2], bytes(len(content))]
-        for part in range(1, 9):
-            at = len(content) * part // 9
-            changes.append(content[:at] + bytes([content[at] ^ 1 << part - 1]) + content[at + 1 :])
+    changes = [None, content + b"x", b"", content[:-1], content[: len(content) // 2], bytes(len(content))]
+    for part in range(1, 9):
+        at = len(content) * part // 9
+        changes.append(content[:at] + bytes([content[at] ^ 1 << part - 1]) + content[at + 1 :])
     for changed in changes:
         file.unlink()
         if changed is not None:
@@ -270,8 +268,7 @@ def check_durable(events, path, part):
         for file, found in inside.items():
             assert synced.get(file) == found, f"{file} is not durable as it is"
         assert events[i + 1][:2] == ("fsync", path), "the rename is durable before anything else happens"
-    above = os.path.dirname(path)
-    assert {("fsync", above), ("fsync", os.path.dirname(above))} <= {x[:2] for x in events[: named[0]]}
+    assert {("fsync", str(x)) for x in pathlib.Path(path).parents[:2]} <= {x[:2] for x in events[: named[0]]}
     return named
 
 

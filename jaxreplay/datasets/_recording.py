@@ -103,10 +103,11 @@ class Recorder(contextlib.AbstractContextManager):
                 (self._arrays, self._like), (self._spare, _) = (_empty(self._content, room) for _ in range(2))
             checks.check_like(rows, self._like, 1, 1, "the recording")
             room, leaves = len(self._arrays[ENDS]), [ends, *jax.tree.leaves(rows)]
-            for pieces in zip(*(np.split(x, range(room - self._count, length, room)) for x in leaves), strict=True):
-                for array, piece in zip(self._arrays.values(), pieces, strict=True):
-                    array[self._count : self._count + len(piece)] = piece
-                self._count += len(pieces[0])
+            for at in (0, *range(room - self._count, length, room)):
+                after = min(self._count + length - at, room)
+                for array, leaf in zip(self._arrays.values(), leaves, strict=True):
+                    array[self._count : after] = leaf[at : at + after - self._count]
+                self._count = after
                 self._hand_over(room)
 
     def flush(self) -> None:

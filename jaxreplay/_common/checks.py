@@ -157,8 +157,8 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
     """
     check_structure(spec, stored, owner)
     for (name, leaf), like in zip(named_leaves(spec).items(), jax.tree.leaves(stored), strict=True):
-        got, expected = type_text(leaf, leaf.shape[num_axes:]), type_text(like, like.shape[num_stored_axes:])
-        if got != expected:
+        if (leaf.dtype, leaf.shape[num_axes:]) != (like.dtype, like.shape[num_stored_axes:]):
+            got, expected = type_text(leaf, leaf.shape[num_axes:]), type_text(like, like.shape[num_stored_axes:])
             is_cast = leaf.shape[num_axes:] == like.shape[num_stored_axes:]
             remedy = f"; x.astype({str(like.dtype)!r}) converts it" if is_cast else ""
             raise ValueError(f"leaf {name}: got {got}, {owner} stores {expected}{remedy}.")

@@ -43,6 +43,14 @@ def describe(folder: str, content: dict[str, Any]) -> None:
     os.replace(path + ".new", path)
 
 
+def complete(part: str, folder: str, content: dict[str, Any]) -> None:
+    """Describe a folder whose files are durable, and give it its name once the description is."""
+    describe(part, content)
+    sync(part)
+    os.rename(part, folder)
+    sync(os.path.dirname(folder))
+
+
 def description(folder: str) -> dict[str, Any]:
     """What `describe` has written; a `ValueError` or an `OSError` if it is not there as it was."""
     path = os.path.join(folder, DESCRIPTION)

@@ -108,11 +108,9 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
         if os.stat(file).st_size != written[name][0]:
             raise OSError(errno.EIO, "has another size than was written", file)
         found[name] = written[name]
-    files.describe(part, content | {"files": found})
-    for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays, part):
+    for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays):
         files.sync(folder)
-    os.rename(part, folder_of(path, number))
-    files.sync(path)
+    files.complete(part, folder_of(path, number), content | {"files": found})
 
 
 def delete_older(path: str, newest: int, keep: int) -> None:

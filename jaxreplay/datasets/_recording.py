@@ -1,8 +1,9 @@
 """Experience on the disk: recorded rows, in parts that any program reads, and their description.
 
-FOLDER/description.json               leaves, their shapes and dtypes; length, sizes and CRC-32 of each part
+FOLDER/description.json               leaves, their shapes and dtypes; length, sizes and CRC-32 of each part;
+                                      the first row of each recorder
 FOLDER/part_00000007/observation.npy  the rows of a part, one file of NumPy's format per leaf
-FOLDER/part_00000008.new/             the next part: in progress, or left by a process that was killed
+FOLDER/part.new/                      the next part: in progress, or left by a process that was killed
 
 A part is written with the description in it, which lists it and all before it. It gets its name when all of it is on
 the disk, and only then the description moves up. So the newest description has no part that is not there.
@@ -21,15 +22,13 @@ from concurrent import futures
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import tree_util
-from jax.tree_util import DictKey
+from jax.tree_util import DictKey, keystr
 
 from jaxreplay._common import checks, files, signals
 from jaxreplay.datasets._rows import Steps, as_number
 
-ENDS, PLAIN = "ends", "biufc"  # kinds of dtypes that NumPy's format has
+ENDS, NEW = "ends", "part.new"
 
 
 class Recorder(contextlib.AbstractContextManager):
@@ -68,10 +67,9 @@ class Recorder(contextlib.AbstractContextManager):
         with contextlib.ExitStack() as locks:
             if files.lock(self._folder, locks) is False:
                 raise ValueError(f"{self._folder}: another recorder writes to it; give each a folder of its own.")
-            self._resumes = not {*os.listdir(self._folder)} <= {os.path.basename(_part(self._folder, 0, ".new"))}
-            self._content: dict[str, Any] = _description(self._folder) if self._resumes else {}
+            self._content = {} if {*os.listdir(self._folder)} <= {NEW} else _description(self._folder)
             self._unlock = weakref.finalize(self, locks.pop_all().close)
-        self._arrays, self._spare, self._count = [], [], 0  # rows of a part, of the one that is written, and how many
+        self._arrays, self._spare, self._count = {}, {}, 0  # rows of a part, of the one that is written, and how many
         self._thread = futures.ThreadPoolExecutor(2, "jaxreplay record")  # one writes, one checksums
         self._written = self._thread.submit(int)
 
@@ -95,19 +93,22 @@ class Recorder(contextlib.AbstractContextManager):
           5
         """
         with signals.Held():
-            self._check()
-            rows = _plain(tree_util.tree_map_with_path(as_number, rows))
+            rows = _plain(jax.tree.map_with_path(as_number, rows))
             length, num_envs = checks.leading_axes(rows, 2, "a recording")
             ends = checks.check_mask(as_number((), ends), (length, num_envs), ENDS, np)
-            self._compare(rows, num_envs)
-            at, room = 0, len(self._arrays[0])
-            while at < length:
-                count = min(length - at, room - self._count)
-                for array, leaf in zip(self._arrays, [ends, *jax.tree.leaves(rows)], strict=True):
-                    array[self._count : self._count + count] = leaf[at : at + count]
-                self._count, at = self._count + count, at + count
-                if self._count == room:
-                    self._hand_over()
+            if not self._arrays:
+                self._content = _described(rows, num_envs) | self._content
+                self._content["starts"].append(sum(part["length"] for part in self._content["parts"]))
+                room = max(self._part_bytes // max(sum(x.nbytes for x in _empty(self._content, 1)[0].values()), 1), 1)
+                (self._arrays, self._like), (self._spare, _) = (_empty(self._content, room) for _ in range(2))
+            checks.check_like(rows, self._like, 1, 1, "the recording")
+            room, leaves = len(self._arrays[ENDS]), [ends, *jax.tree.leaves(rows)]
+            for at in (0, *range(room - self._count, length, room)):
+                after = min(self._count + length - at, room)
+                for array, leaf in zip(self._arrays.values(), leaves, strict=True):
+                    array[self._count : after] = leaf[at : at + after - self._count]
+                self._count = after
+                self._hand_over(room)
 
     def flush(self) -> None:
         """Write all added rows; returns when they are on the disk.
@@ -123,70 +124,40 @@ class Recorder(contextlib.AbstractContextManager):
           (5, 2)
         """
         with signals.Held():
-            self._check()
-            if self._count:
-                self._hand_over()
+            self._hand_over(1)
             self._written.result()
 
     def __exit__(self, *_: Any) -> None:
-        with signals.Held(), contextlib.ExitStack() as last:
+        with signals.Held(), contextlib.ExitStack() as last, self._thread:
             last.callback(self._unlock)
-            last.callback(self._thread.shutdown)
             self.flush()
 
-    def _check(self) -> None:
+    def _hand_over(self, least: int) -> None:
+        """Have a part of at least so many rows written in the background, once the one before it is."""
         if not self._unlock.alive:
             raise ValueError(f"{self._folder}: the recorder's block has ended; make a new one, which goes on.")
-        if self._written.done():
+        if self._written.done() or self._count >= least:
             self._written.result()  # raises its error
+        if self._count >= least:
+            self._written = self._thread.submit(self._write, self._arrays, self._count)
+            self._arrays, self._spare, self._count = self._spare, self._arrays, 0
 
-    def _compare(self, rows: Any, num_envs: int) -> None:
-        """Describe the first rows; a `ValueError` if others are not like them."""
-        types: dict[str, Any] = {ENDS: ["bool", [num_envs]]}
-        for path, leaf in tree_util.tree_leaves_with_path(rows):
-            name = re.sub(r"[^\w.-]", "_", tree_util.keystr(path, simple=True, separator="."))[:100] or "rows"
-            while name in types:
-                name += "_"
-            types[name] = [str(leaf.dtype), [*leaf.shape[1:]]]
-        structure = repr(jax.tree.unflatten(jax.tree.structure(rows), [*types][1:]))
-        if not self._content:  # from the first part on, the thread replaces it
-            self._content = {"recording": 1, "rows": structure, "leaves": types, "parts": []}
-        got, stored = types | {"": structure}, self._content["leaves"] | {"": self._content["rows"]}
-        for name in [*types, *stored]:
-            if got.get(name) != stored.get(name):
-                raise ValueError(f"leaf {name}: got {got.get(name)}, the recording stores {stored.get(name)}.")
-        if not self._arrays:
-            row = [np.empty(shape, jnp.dtype(dtype)) for dtype, shape in types.values()]
-            room = max(self._part_bytes // max(sum(x.nbytes for x in row), 1), 1)
-            self._spare, self._arrays = ([np.empty((room, *x.shape), x.dtype) for x in row] for _ in range(2))
-
-    def _hand_over(self) -> None:
-        """Have the part written in the background, once the one before it is."""
-        self._written.result()
-        self._written = self._thread.submit(self._write, self._arrays, self._count)
-        self._arrays, self._spare, self._count = self._spare, self._arrays, 0
-
-    def _write(self, arrays: list[np.ndarray], count: int) -> None:
+    def _write(self, arrays: dict[str, np.ndarray], count: int) -> None:
         """Write a part; it is durable before it gets its name."""
-        number, written = len(self._content["parts"]), {}
-        new, folder = _part(self._folder, number, ".new"), _part(self._folder, number)
+        parts, written = self._content["parts"], {}
+        new, folder = os.path.join(self._folder, NEW), _part(self._folder, len(parts))
         try:
             shutil.rmtree(new, ignore_errors=True)
             os.mkdir(new)
-            for name, array in zip(self._content["leaves"], arrays, strict=True):
-                is_plain, header = array.dtype.kind in PLAIN, io.BytesIO()
+            for name, array in arrays.items():
+                is_plain, header = array.dtype.isbuiltin < 2, io.BytesIO()  # 2: NumPy's format has no name for it
                 stored = array[:count].view(array.dtype if is_plain else f"u{array.dtype.itemsize}")
                 np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-                pieces = header.getvalue(), _bytes(stored)
+                pieces = header.getvalue(), stored.reshape(-1).view(np.uint8).data
                 crc = self._thread.submit(zlib.crc32, pieces[1], zlib.crc32(pieces[0]))
                 written[name] = [files.write(os.path.join(new, f"{name}.npy"), *pieces), crc.result()]
-            part = {"length": count, "resumed": self._resumes, "files": written}
-            content = self._content | {"parts": [*self._content["parts"], part]}
-            files.describe(new, content)
-            files.sync(new)
-            os.rename(new, folder)
-            self._content, self._resumes = content, False
-            files.sync(self._folder)
+            parts.append({"length": count, "files": written})
+            files.complete(new, folder, self._content)
             os.replace(os.path.join(folder, files.DESCRIPTION), os.path.join(self._folder, files.DESCRIPTION))
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
@@ -222,44 +193,56 @@ def load(folder: str | os.PathLike[str], *, start: int = 0, stop: int | None = N
     firsts = [0, *itertools.accumulate(part["length"] for part in content["parts"])]
     stop = checks.check_integer("stop", firsts[-1] if stop is None else stop, 0, firsts[-1], "after the last row")
     start = checks.check_integer("start", start, 0, stop, "the first row")
-    found = {name: np.empty((stop - start, *x[1]), jnp.dtype(x[0])) for name, x in content["leaves"].items()}
+    found, rows = _empty(content, stop - start)
     for number, (first, after) in enumerate(itertools.pairwise(firsts)):
         part, low, high = content["parts"][number], max(first, start), min(after, stop)
-        if part["resumed"] and start < first <= stop:
-            found[ENDS][first - 1 - start] = True
         for name, array in found.items() if low < high else ():
             size, crc = part["files"][name]
-            offset, file = size - (after - low) * (array.nbytes // len(array)), os.path.join(_part(path, number), name)
-            files.read_into(f"{file}.npy", size, crc, offset, _bytes(array[low - start : high - start]))
-    return Steps(jax.tree.map(found.__getitem__, ast.literal_eval(content["rows"])), found[ENDS])
+            file, offset = os.path.join(_part(path, number), f"{name}.npy"), size - (after - low) * array[0].nbytes
+            files.read_into(file, size, crc, offset, array[low - start : high - start].reshape(-1).view(np.uint8))
+    found[ENDS][[first - 1 - start for first in content["starts"] if start < first <= stop]] = True
+    return Steps(rows, found[ENDS])
 
 
-def _part(folder: str, number: int, new: str = "") -> str:
-    return os.path.join(folder, f"part_{number:08}{new}")
+def _part(folder: str, number: int) -> str:
+    return os.path.join(folder, f"part_{number:08}")
+
+
+def _described(rows: Any, num_envs: int) -> dict[str, Any]:
+    """The description of a recording of such rows, before its first part."""
+    types: dict[str, Any] = {ENDS: ["bool", [num_envs]]}
+    for path, leaf in jax.tree.leaves_with_path(rows):
+        name = re.sub(r"[^\w.-]", "_", keystr(path, simple=True, separator="."))[:100] or "rows"
+        while name in types:
+            name += "_"
+        types[name] = [str(leaf.dtype), [*leaf.shape[1:]]]
+    names = jax.tree.unflatten(jax.tree.structure(rows), [*types][1:])
+    return {"recording": 1, "rows": repr(names), "leaves": types, "starts": [], "parts": []}
+
+
+def _empty(content: dict[str, Any], length: int) -> tuple[dict[str, np.ndarray], Any]:
+    """Arrays for `length` rows: by name, with the ends, and as the recorded pytree."""
+    arrays = {name: np.empty((length, *shape), dtype) for name, (dtype, shape) in content["leaves"].items()}
+    return arrays, jax.tree.map(arrays.__getitem__, ast.literal_eval(content["rows"]))
 
 
 def _description(folder: str) -> dict[str, Any]:
     """The newest description of a recording, which may not have moved up yet."""
-    content = {}
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        content = files.description(folder)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        while True:
-            content = files.description(_part(folder, len(content.get("parts", ()))))
+    content, places = {}, [_part(folder, 0), folder]
+    while places:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            content = files.description(places.pop())
+            places = [_part(folder, len(content.get("parts", ())))]
     if content.get("recording") != 1:
         raise ValueError(f"{folder}: holds no recording; give its folder, or a new one to record.")
     return content
 
 
-def _bytes(array: np.ndarray) -> Any:
-    return array.reshape(-1).view(np.uint8)
-
-
 def _plain(node: Any) -> Any:
     """A pytree of dicts, lists and tuples; other nodes become dicts."""
-    children = tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
+    children = jax.tree.leaves_with_path(node, is_leaf=lambda x: x is not node)
     if node is None or any(x is node for _, x in children):
         return node
     if type(node) in (list, tuple):
         return type(node)(map(_plain, node))
-    return {x.key if type(x) is DictKey else tree_util.keystr((x,), simple=True): _plain(y) for (x,), y in children}
+    return {x.key if type(x) is DictKey else keystr((x,), simple=True): _plain(y) for (x,), y in children}

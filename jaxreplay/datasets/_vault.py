@@ -3,7 +3,6 @@
 A vault is a folder with `metadata.json` and one Zarr array [B, T, ...] per leaf, in a key-value store of TensorStore.
 """
 
-import functools
 import json
 import os
 from collections.abc import Mapping
@@ -59,33 +58,28 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
 
     folder = os.path.realpath(files.local(path, "a vault"))
 
-    def read(name: str, *region: slice) -> np.ndarray:
+    def opened(name: str) -> Any:
         kvstore = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{name}/"}
-        array = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
-        return array[region].read().result()
+        return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
 
-    def read_leaf(path: Any, _: Any) -> np.ndarray:
-        return np.swapaxes(read("".join(f"{x.key}." for x in path), slice(None), slice(length)), 0, 1)
+    def read(path: Any, _: Any) -> np.ndarray:
+        return np.swapaxes(opened("".join(f"{x.key}." for x in path))[:, :length].read().result(), 0, 1)
 
     try:
         structure = json.loads(files.read(os.path.join(folder, "metadata.json"), 2**24))["structure_shape"]
-        length = int(read("vault_index")[0])
-        rows = jax.tree_util.tree_map_with_path(read_leaf, structure)
+        length = int(opened("vault_index")[0].read().result())
+        rows = jax.tree.map_with_path(read, structure)
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}: is no vault with a metadata.json, or damaged: {str(error)[:300]}") from error
     given = dict(names or {})
     if not {*given.values()} <= rows.keys():
         raise ValueError(f"names={given}: the vault has {', '.join(rows)}.")
     rows = {x: rows[x] for x in rows if x not in given.values()} | {x: rows[given[x]] for x in given}
-    # [T, B, agents]; one agent if a flag is of the whole environment.
-    flags = [
-        np.concatenate([x.reshape(*x.shape[:2], -1) != 0 for x in jax.tree.leaves(rows[name])], axis=2)
-        for name in FLAGS
-        if name in rows
-    ]
+    # [T, B, agents] each; one agent if a flag is of the whole environment.
+    flags = [[x.reshape(*x.shape[:2], -1) != 0 for x in jax.tree.leaves(rows[name])] for name in FLAGS if name in rows]
     if not flags:
         raise ValueError(f"{folder}: has no flag of ends, only {', '.join(rows)}; give the one that is, as terminated.")
-    ends = np.all(functools.reduce(np.logical_or, flags), axis=2)
+    ends = np.all(sum(np.concatenate(agents, axis=2) for agents in flags), axis=2)
     if names is None and not {*NAMES[:4]} <= rows.keys():
         return Steps(rows, ends)
     rows = {"truncated": np.zeros_like(ends), "step": np.ones_like(ends)} | rows

@@ -1,9 +1,10 @@
 """What goes wrong on an operator's day: calls that fail, disks that are full, and children that are short of something.
 
-They know how a checkpoint lies on the disk, and no name of the package but `save` and `restore`.
+They know how a checkpoint lies on the disk, and no name of the package but `save` and `restore`. Recordings use some.
 """
 
 import builtins
+import collections
 import contextlib
 import io
 import itertools
@@ -24,7 +25,7 @@ from checkpoint_runs import assert_same, bits
 
 import jaxreplay as jr
 
-WITHIN = 20  # seconds; what takes longer hangs
+WITHIN, LONG = 20, 120  # seconds; what takes longer hangs, in this process or with a child
 QUIET = 0.2  # seconds in which nothing may be written any more
 OPENS = [(os, "open"), (os, "listdir"), (os, "scandir"), (builtins, "open"), (io, "open"), (io, "FileIO")]
 READS = [(os, "read"), (os, "pread")]
@@ -204,6 +205,102 @@ def fill(file, num_free):
     os.truncate(file, max(0, os.stat(file).st_size - num_free))
 
 
+def damaged(file):
+    """Damage a file in some 14 ways in turn: other contents, or none. It is restored in the end."""
+    content = file.read_bytes()
+    changes = [None, content + b"x", b"", content[:-1], content[: len(content) // 2], bytes(len(content))]
+    for part in range(1, 9):
+        at = len(content) * part // 9
+        changes.append(content[:at] + bytes([content[at] ^ 1 << part - 1]) + content[at + 1 :])
+    for changed in changes:
+        file.unlink()
+        if changed is not None:
+            file.write_bytes(changed)
+        yield
+        file.write_bytes(content)
+
+
+def recorded(monkeypatch):
+    """A list of all calls that make files durable, rename or delete them, with what is in a folder that is renamed."""
+    events = []
+
+    def path_of(path, dir_fd=None):
+        if isinstance(path, int):
+            return os.readlink(f"/proc/self/fd/{path}")
+        return os.path.join(path_of(dir_fd), path) if dir_fd is not None else os.fspath(path)
+
+    def state(path):
+        info = os.stat(path)
+        return info.st_mtime_ns, 0 if os.path.isdir(path) else info.st_size
+
+    def everything(top):
+        found = [top, *(os.path.join(root, name) for root, *names in os.walk(top) for name in names[0] + names[1])]
+        return {os.path.relpath(path, top): state(path) for path in found}
+
+    def record(name):
+        call = getattr(os, name)
+
+        def called(path, *arguments, dir_fd=None, **named):
+            where = path_of(path, dir_fd)
+            found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
+            events.append((name, where, arguments[0] if name in ("rename", "replace") else None, found))
+            named = named if dir_fd is None else named | {"dir_fd": dir_fd}
+            return call(path, *arguments, **named)
+
+        monkeypatch.setattr(os, name, called)
+
+    for name in ("fsync", "rename", "replace", "unlink", "remove", "rmdir"):
+        record(name)
+    return events
+
+
+def check_durable(events, path, part):
+    """Check that all in a folder named so is on the disk when it gets its final name, and that then; the renames."""
+    named = [i for i, (name, where, *_) in enumerate(events) if name == "rename" and where.endswith(part)]
+    for i in named:
+        _, renamed, _, inside = events[i]
+        synced = {}
+        for name, where, to, found in events[:i]:
+            if name == "fsync":
+                synced[os.path.relpath(where, renamed)] = found
+            elif name == "replace":
+                synced[os.path.relpath(to, renamed)] = synced.get(os.path.relpath(where, renamed))
+        for file, found in inside.items():
+            assert synced.get(file) == found, f"{file} is not durable as it is"
+        assert events[i + 1][:2] == ("fsync", path), "the rename is durable before anything else happens"
+    assert {("fsync", str(x)) for x in pathlib.Path(path).parents[:2]} <= {x[:2] for x in events[: named[0]]}
+    return named
+
+
+class Child:
+    """A process that tells its last number of each event, and that a signal may end."""
+
+    def __init__(self, children, target, *arguments):
+        self.last = collections.defaultdict(int)
+        self.ours, theirs = children.Pipe(duplex=False)
+        self.process = children.Process(target=target, args=(*arguments, theirs))
+        self.process.start()
+        theirs.close()
+
+    def wait(self, event, number):
+        """Read what it tells, until this event has come to a number."""
+        while self.last[event] < number:
+            assert self.ours.poll(LONG), f"hangs after {self.last}"
+            self.last.update([self.ours.recv()])
+
+    def read(self):
+        """Read all that it has told."""
+        with contextlib.suppress(EOFError):
+            while self.ours.poll():
+                self.last.update([self.ours.recv()])
+
+    def ended(self):
+        """Its exit code, once all is read; None if it hangs."""
+        self.process.join(LONG)
+        self.read()
+        return self.process.exitcode
+
+
 def _tell(function, arguments, connection):
     jax.config.update("jax_platforms", "cpu")
     warnings.simplefilter("error")
@@ -213,7 +310,7 @@ def _tell(function, arguments, connection):
         connection.send((traceback.format_exc(), None))
 
 
-def in_child(children, function, *arguments, within=120):
+def in_child(children, function, *arguments, within=LONG):
     """What a function returns in a process of its own; its error fails the test, and so does one that hangs."""
     ours, theirs = children.Pipe(duplex=False)
     process = children.Process(target=_tell, args=(function, arguments, theirs))

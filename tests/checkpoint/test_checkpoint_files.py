@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_several
+from faults import damaged
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _arrays, _files, _processes
@@ -330,16 +331,6 @@ def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
 # --- damage
 
 
-def damages(content):
-    """Other contents of a file; None for no file."""
-    yield from (None, content + b"x")
-    if content:
-        yield from (b"", content[:-1], content[: len(content) // 2], bytes(len(content)))
-        for part in range(1, 9):
-            at = len(content) * part // 9
-            yield content[:at] + bytes([content[at] ^ 1 << part - 1]) + content[at + 1 :]
-
-
 def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     """In some 280 ways. The checkpoint before is restored, if there is one."""
     rng = np.random.default_rng(0)
@@ -350,11 +341,7 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
         jr.save(tmp_path / "both", None, state, step=step, keep=2)
     newest, ways = tmp_path / "both" / "checkpoint_1", 0
     for file in sorted(file for file in newest.rglob("*") if file.is_file()):
-        content = file.read_bytes()
-        for changed in damages(content):
-            file.unlink()
-            if changed is not None:
-                file.write_bytes(changed)
+        for _ in damaged(file):
             message = r"checkpoint_1: the checkpoint is damaged: .* use a copy of it\. Restored '.*checkpoint_0'\."
             with pytest.warns(UserWarning, match=message) as found:
                 restored = jr.restore(tmp_path / "both", None, states[0])
@@ -365,7 +352,6 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
                     (ValueError, FileNotFoundError), match=r"is damaged|no complete checkpoint of step 1"
                 ):
                     jr.restore(tmp_path / "both", None, states[0], step=1)
-            file.write_bytes(content)
             ways += 1
     assert ways > 250
     assert_same(jr.restore(tmp_path / "both", None, states[0]), states[1])

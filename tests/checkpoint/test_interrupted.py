@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_until_signalled
-from faults import in_time
+from faults import Child, check_durable, in_time, recorded
 from helpers import rarely
 
 import jaxreplay as jr
@@ -28,35 +28,16 @@ WITHIN = 120  # seconds; what takes longer hangs
 LIKE = filled(0)
 
 
-class Saving:
+class Saving(Child):
     """A process that saves for ever, and the numbers of the saves that have come to each event."""
 
     def __init__(self, children, path, first, goes_on=False):
-        self.last = collections.Counter(begin=first, returned=first - 1, end=first - 1)
-        self.ours, theirs = children.Pipe(duplex=False)
-        arguments = path, first, goes_on, theirs
-        self.process = children.Process(target=save_until_signalled, args=arguments)
-        self.process.start()
-        theirs.close()
+        super().__init__(children, save_until_signalled, path, first, goes_on)
+        self.last.update(begin=first, returned=first - 1, end=first - 1)
         self.wait("end", first + 1)
         self.started = time.monotonic()
         self.wait("end", first + 3)
         self.duration = (time.monotonic() - self.started) / 2
-
-    def wait(self, event, number):
-        """Read what it tells, until a save has come to this event."""
-        while self.last[event] < number:
-            assert self.ours.poll(WITHIN), f"hangs after {self.last}"
-            what, count = self.ours.recv()
-            self.last[what] = count
-
-    def read(self):
-        try:
-            while self.ours.poll():
-                what, count = self.ours.recv()
-                self.last[what] = count
-        except EOFError:
-            pass
 
     def at_a_random_moment(self, rng, number):
         time.sleep(self.duration * 2 * rng.random())
@@ -80,9 +61,7 @@ def test_a_program_that_is_ended_at_any_moment_leaves_a_complete_checkpoint(tmp_
     for number in [signal.SIGKILL, signal.SIGINT, signal.SIGTERM] * each:
         saving = Saving(children, path, first % 128)
         saving.at_a_random_moment(rng, number)
-        saving.process.join(WITHIN)
-        assert saving.process.exitcode == (-number if number == signal.SIGKILL else 1), "it does not end"
-        saving.read()
+        assert saving.ended() == (-number if number == signal.SIGKILL else 1), "it does not end"
         last, found = saving.last, restored(path)
         assert last["end" if number == signal.SIGKILL else "returned"] % 128 <= found <= last["begin"] % 128
         assert len(_files.numbers(path)) in (2, 3)
@@ -111,8 +90,7 @@ def test_a_program_that_goes_on_after_interrupts_saves_rightly(tmp_path, childre
         assert jr.restore(tmp_path, None, LIKE, step=saving.last["end"]) is not None
         os.kill(saving.process.pid, signal.SIGCONT)
     saving.process.kill()
-    saving.process.join(WITHIN)
-    saving.read()
+    assert saving.ended() == -signal.SIGKILL
     assert saving.last["end"] % 128 <= restored(tmp_path) <= saving.last["begin"] % 128
 
 
@@ -202,41 +180,6 @@ def test_a_begun_save_is_completed_when_the_program_ends_by_an_error(tmp_path):
     assert len(os.listdir(tmp_path)) == 1
 
 
-def recorded(monkeypatch):
-    """A list of all calls that make files durable, rename or delete them, with what is in a folder that is renamed."""
-    events, lock = [], threading.Lock()
-
-    def path_of(path, dir_fd=None):
-        if isinstance(path, int):
-            return os.readlink(f"/proc/self/fd/{path}")
-        return os.path.join(path_of(dir_fd), path) if dir_fd is not None else os.fspath(path)
-
-    def state(path):
-        info = os.stat(path)
-        return info.st_mtime_ns, 0 if os.path.isdir(path) else info.st_size
-
-    def everything(top):
-        found = [top, *(os.path.join(root, name) for root, *names in os.walk(top) for name in names[0] + names[1])]
-        return {os.path.relpath(path, top): state(path) for path in found}
-
-    def record(name):
-        call = getattr(os, name)
-
-        def called(path, *arguments, dir_fd=None, **named):
-            where = path_of(path, dir_fd)
-            found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
-            with lock:
-                events.append((name, where, arguments[0] if name in ("rename", "replace") else None, found))
-            named = named if dir_fd is None else named | {"dir_fd": dir_fd}
-            return call(path, *arguments, **named)
-
-        monkeypatch.setattr(os, name, called)
-
-    for name in ("fsync", "rename", "replace", "unlink", "remove", "rmdir"):
-        record(name)
-    return events
-
-
 def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path, monkeypatch):
     """Else a power cut could leave neither: files and folders may reach the disk in any order until they are synced."""
     path = str(tmp_path / "deep" / "run")
@@ -246,28 +189,13 @@ def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path,
     for _ in range(3):
         jr.save(path, config, state)
     monkeypatch.undo()
-    named = [i for i, (name, where, *_) in enumerate(events) if name == "rename" and where.endswith(_files.PART)]
+    named = check_durable(events, path, _files.PART)
     assert [events[i][2] for i in named] == [os.path.join(path, f"checkpoint_{n}") for n in range(3)]
-    for i in named:
-        _, part, final, inside = events[i]
-        assert len(inside) > 10
-        synced = {}
-        for name, where, to, found in events[:i]:
-            if name == "fsync":
-                synced[os.path.relpath(where, part)] = found
-            elif name == "replace":
-                synced[os.path.relpath(to, part)] = synced[os.path.relpath(where, part)]
-        for file, found in inside.items():
-            assert synced.get(file) == found, f"{file} is not durable as it is"
-        after = [(name, where) for name, where, *_ in events[i + 1 :]]
-        assert after[0] == ("fsync", path), "the rename is durable before anything else happens"
-        assert not any(where.startswith(final + os.sep) for _, where in after[: after.index(("fsync", path))])
+    assert all(len(events[i][3]) > 10 for i in named)
     for name, where, *_ in events[: named[0] + 2]:
         assert name in ("fsync", "rename", "replace") or where.startswith(events[named[0]][1]), (
             "an older one goes first"
         )
-    for made in (tmp_path, tmp_path / "deep"):
-        assert ("fsync", str(made)) in [(name, where) for name, where, *_ in events[: named[0]]]
     gone = [where for name, where, *_ in events if name in ("unlink", "rmdir") and "checkpoint_0" in where]
     assert gone[-2:] == [
         os.path.join(path, "checkpoint_0.part", "description.json"),

@@ -1,5 +1,6 @@
 """Vaults of flashbax: what is read is what flashbax reads. `vectors/record_vault.py` has recorded them."""
 
+import functools
 import pathlib
 import shutil
 
@@ -19,59 +20,54 @@ def vaults(tmp_path):
     return tmp_path / "vaults"
 
 
-def read_by_flashbax(file):
-    return {name: np.swapaxes(x, 0, 1) for name, x in np.load(file).items()}
+def read(vaults, name, added):
+    """A vault as `Steps`, compared with what flashbax reads; names of the rows that are `added`."""
+    steps, by_flashbax = jr.datasets.from_vault(vaults / name / "recorded"), np.load(vaults / f"{name}.npz")
+    found = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(steps.rows)}
+    assert found.keys() - by_flashbax.keys() == added
+    for path, x in by_flashbax.items():
+        np.testing.assert_array_equal(found[path], np.swapaxes(x, 0, 1), strict=True)
+    return steps
 
 
-def by_path(tree):
-    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def check_equal(found, expected):
-    for name, x in expected.items():
-        assert (found[name].dtype, found[name].shape) == (x.dtype, x.shape)
-        np.testing.assert_array_equal(found[name], x)
-
-
-def test_a_vault_of_steps(vaults):
-    steps = jr.datasets.from_vault(vaults / "single.vlt" / "recorded")
-    expected = read_by_flashbax(vaults / "single.vlt.npz")
-    check_equal(by_path(steps.rows), expected)
-    assert len(by_path(steps.rows)) == len(expected) + 1
-    time = np.arange(12)[:, None]
-    np.testing.assert_array_equal(steps.ends, (time + 1) % [[4, 6]] == 0)
+def test_a_vault_of_steps_and_its_recording_go_to_buffers(vaults):
+    steps = read(vaults, "single.vlt", added={"['step']"})
+    np.testing.assert_array_equal(steps.ends, (np.arange(12)[:, None] + 1) % [[4, 6]] == 0)
     assert steps.rows["step"].all()
-    buffer = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=2)
-    assert int(buffer.size(buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends))) == 22
-    batch = jr.datasets.transitions(*steps, n=1)
-    # The first environment's steps are terminated or go on; two of the second's are cut off and have no observation.
-    assert sorted(batch.A.tolist()) == sorted([*range(12), *(x + 1 for x in range(12) if x not in (5, 11))])
-    assert {int(x) for x in batch.A[np.asarray(batch.In) == 0]} == {3, 7, 11}
+    with jr.datasets.Recorder(vaults / "recording") as recorder:
+        recorder.add(*steps)
+    for found in (steps, jr.datasets.load(vaults / "recording")):
+        jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, steps)
+        buffer = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=2)
+        assert int(buffer.size(buffer.add(buffer.init(found.rows), found.rows, ends=found.ends))) == 22
+        batch = jr.datasets.transitions(*found, n=1)
+        # The first environment's steps are terminated or go on; two of the second's are cut off, without observation.
+        assert sorted(batch.A.tolist()) == sorted([*range(12), *(x + 1 for x in range(12) if x not in (5, 11))])
+        assert {int(x) for x in batch.A[np.asarray(batch.In) == 0]} == {3, 7, 11}
+        replay = jr.ReplayBuffer(capacity=batch.batch_size)
+        assert int(replay.size(replay.add(replay.init(batch), batch))) == 22
 
 
 def test_a_vault_of_several_agents(vaults):
-    steps = jr.datasets.from_vault(vaults / "several.vlt" / "recorded")
-    expected = read_by_flashbax(vaults / "several.vlt.npz")
-    check_equal(by_path(steps.rows), expected)
-    assert len(by_path(steps.rows)) == len(expected)
-    assert steps.rows["rewards"].shape == (12, 1, 2)
+    steps = read(vaults, "several.vlt", added=set())
     assert np.flatnonzero(steps.ends[:, 0]).tolist() == [5, 11], "an episode ends with its last agent"
 
 
 def test_names_of_ones_own(vaults):
+    names = {"action": "reward", "reward": "action", "terminated": "action", "cut": "truncated"}
+    rows = jr.datasets.from_vault(vaults / "single.vlt" / "recorded", names=names).rows
+    assert [rows[name].dtype for name in names] == [np.float32, np.int32, np.bool_, np.bool_]
+    assert not rows["truncated"].any()
+
+
+def test_what_is_refused(vaults):
     path = vaults / "several.vlt" / "recorded"
     names = {"observation": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"}
     rejects(r"leaf \['reward'\]: got float32\[12, 1, 2\]", jr.datasets.from_vault, path, names=names)
     rejects("the vault has actions, infos", jr.datasets.from_vault, path, names={"reward": "return"})
     rejects("rows: no action, reward, terminated", jr.datasets.from_vault, path, names={"observation": "infos"})
     rejects("no flag of ends", jr.datasets.from_vault, path, names={"x": "terminals", "y": "truncations"})
-    steps = jr.datasets.from_vault(vaults / "single.vlt" / "recorded", names={"action": "reward", "reward": "action"})
-    assert steps.rows["action"].dtype == np.float32
-
-
-def test_what_is_no_vault(vaults):
-    rejects("metadata.json", jr.datasets.from_vault, vaults / "single.vlt")
+    rejects("metadata.json", jr.datasets.from_vault, path.parent)
     rejects("is no vault", jr.datasets.from_vault, RECORDED)
-    for file in (vaults / "single.vlt" / "recorded" / "d").iterdir():
-        file.unlink()
-    rejects("recorded: is no vault .*, or damaged", jr.datasets.from_vault, vaults / "single.vlt" / "recorded")
+    shutil.rmtree(path / "d")
+    rejects("recorded: is no vault .*, or damaged", jr.datasets.from_vault, path)

@@ -217,7 +217,7 @@ def _described(rows: Any, num_envs: int) -> dict[str, Any]:
             name += "_"
         types[name] = [str(leaf.dtype), [*leaf.shape[1:]]]
     names = jax.tree.unflatten(jax.tree.structure(rows), [*types][1:])
-    return {"recording": 1, "rows": repr(names), "leaves": types, "starts": [], "parts": []}
+    return {"recording": 2, "rows": repr(names), "leaves": types, "starts": [], "parts": []}
 
 
 def _empty(content: dict[str, Any], length: int) -> tuple[dict[str, np.ndarray], Any]:
@@ -233,7 +233,7 @@ def _description(folder: str) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             content = files.description(places.pop())
             places = [_part(folder, len(content.get("parts", ())))]
-    if content.get("recording") != 1:
+    if content.get("recording") != 2:
         raise ValueError(f"{folder}: holds no recording; give its folder, or a new one to record.")
     return content
 

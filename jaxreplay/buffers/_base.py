@@ -114,6 +114,16 @@ class Buffer(Sized, Generic[S]):
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
+    def _empty(self, spec: Any) -> Any:
+        """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
+        sizes = tuple(getattr(self, name) for name in self._storage_axes)
+        return {
+            "storage": layouts.zeros(spec, sizes, self._batch_axes),
+            "ring": ring.init(self._num_slots),
+            "sampler": self.sampler.init(self._num_slots),
+            "uses": _uses.init(self),
+        }
+
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The fields `sampler` and `uses` after `slots` were written."""
         named = _given(td_errors=td_errors, axis_name=self._axis_name)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import calls, checks, devices, layouts, ring
-from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._state import S, State
 from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
@@ -47,15 +46,7 @@ class ItemBuffer(Buffer[S]):
         checks.leading_axes(spec, self._batch_axes, WHAT[self._batch_axes])
         check_returns(spec)
         with devices.on_device_of(items):
-            return self._empty(
-                storage=layouts.zeros(spec, (self.capacity,), self._batch_axes),
-                ring=ring.init(self.capacity),
-                sampler=self.sampler.init(self.capacity),
-                uses=_uses.init(self),
-            )
-
-    def _empty(self, **fields: Any) -> Any:
-        return self._state_kind(**fields)
+            return self._state_kind(**self._empty(spec))
 
     def _check_batch(self, state: S, items: Any, mask: Any, td_errors: Any, most: int, rule: str) -> tuple[Any, ...]:
         """Items, their number, mask and TD errors, flat; a `ValueError` if they are invalid."""

@@ -93,9 +93,9 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     _state_kind: ClassVar[type] = ReservoirState
     _keeps_order: ClassVar[bool] = False
 
-    def _empty(self, **fields: Any) -> ReservoirState:
+    def _empty(self, spec: Any) -> Any:
         handles, count = xla.full((self.capacity,), -1, jnp.int32), xla.full((2,), 0, jnp.uint32)
-        return ReservoirState(handles=handles, count=count, **fields)
+        return super()._empty(spec) | {"handles": handles, "count": count}
 
     @calls.method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import calls, checks, devices, layouts, ring, xla
-from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
+from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.buffers._state import State, check_once
@@ -150,19 +150,16 @@ class SequenceBuffer(Buffer[SequenceState]):
         spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
-        leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
+        flag = jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
         with devices.on_device_of(steps):
             return SequenceState(
-                storage=layouts.zeros(spec, leading, 2),
-                ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
+                ends=layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
                 rows=ring.init(self.length),
                 wait=xla.full((), self.sequence_length, jnp.int32),
-                ring=ring.init(self._num_slots),
-                sampler=self.sampler.init(self._num_slots),
-                uses=_uses.init(self),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
                 sequences=(self.sequence_length, self.stride),
+                **self._empty(spec),
             )
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)

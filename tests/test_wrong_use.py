@@ -367,11 +367,11 @@ CASES |= {
     "no file": (lambda: jr.datasets.from_ogbench("nowhere.npz"), "path='nowhere.npz': must be a file .npz"),
     "shards, a mask of too few": (
         lambda: SHARDED.add(zeros(SHARDED, ROWS[:2]), np.zeros(4, np.float32), mask=np.ones(2, bool)),
-        "mask: got 2 rows, expected 4, one for each of items",
+        r"mask: got bool\[2\], expected a row for each of the 4 items",
     ),
     "shards, TD errors of too few": (
         lambda: SHARDED.update(zeros(SHARDED, ROWS[:2]), np.zeros(4, np.int32), ONES),
-        "td_errors: got 3 rows, expected 4, one for each of indices",
+        r"td_errors: got float32\[3\], expected a row for each of the 4 indices",
     ),
     "sample, the key last": (
         lambda: REPLAY.sample(STATE, 4, KEY),
@@ -379,7 +379,7 @@ CASES |= {
     ),
     "a score by its name": (
         lambda: jr.Tasks(num_tasks=4, score="learnability"),
-        "score='learnability': must be a function such as jr.scores.learnability",
+        "score='learnability': must be a function such as those of jr.scores",
     ),
     "a foreign argument of add": (
         lambda: streams().add(zeros(streams(), STEPS), STEPS, dones=NO),

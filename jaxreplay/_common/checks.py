@@ -130,6 +130,17 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     return first
 
 
+def num_rows(names: tuple[str, ...], arguments: dict[str, Any], axis: int) -> int:
+    """Number of rows along `axis` of those arguments `names` that are given; a `ValueError` if they differ in it."""
+    sizes = {x: leading_axes(arguments[x], axis + 1, x)[axis] for x in names if jax.tree.leaves(arguments[x])}
+    first, size = next(iter(sizes.items()), ("", 0))
+    for name in sizes:
+        if sizes[name] != size:
+            found = type_text(jax.tree.leaves(arguments[name])[0])
+            raise ValueError(f"{name}: got {found}, expected a row for each of the {size} {first}.")
+    return size
+
+
 def check_structure(items: Any, stored: Any, owner: str) -> None:
     """Check that `items` has the structure of `stored`, before their axes are looked at.
 

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-PRIORITIZED = "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())"
-UNIFORM = "jr.ReplayBuffer(capacity=...)"
 SEQUENCES = "jr.SequenceBuffer(length=..., num_envs=..., sequence_length=...)"
 
 # Each counterpart with the names that stand for it elsewhere.
 _NAMES = {
-    PRIORITIZED: "PER PrioritizedReplayBuffer PrioritizedBuffer TensorDictPrioritizedReplayBuffer "
-    "make_prioritised_flat_buffer",
-    UNIFORM: "UniformReplayBuffer SimpleReplayBuffer TensorDictReplayBuffer ReplayMemory OutOfGraphReplayBuffer "
-    "DictReplayBuffer make_flat_buffer make_item_buffer",
+    "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())": "PER PrioritizedReplayBuffer PrioritizedBuffer "
+    "TensorDictPrioritizedReplayBuffer make_prioritised_flat_buffer",
+    "jr.ReplayBuffer(capacity=...)": "UniformReplayBuffer SimpleReplayBuffer TensorDictReplayBuffer ReplayMemory "
+    "OutOfGraphReplayBuffer DictReplayBuffer make_flat_buffer make_item_buffer",
     SEQUENCES: "TrajectoryBuffer SequenceReplayBuffer make_trajectory_buffer make_trajectory_queue SliceSampler",
     SEQUENCES + " with windows='episodes'": "EpisodeBuffer EpisodicReplayBuffer",
     SEQUENCES + " with sampler=jr.Prioritized()": "make_prioritised_trajectory_buffer",

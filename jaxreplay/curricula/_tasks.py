@@ -86,9 +86,7 @@ class Tasks:
     """
 
     num_tasks: int = checks.field(checks.check_integer, 1, 2**24, "the number of tasks")
-    score: Score = checks.field(
-        checks.check_callable, "a function such as jr.scores.learnability", default=learnability
-    )
+    score: Score = checks.field(checks.check_callable, "a function such as those of jr.scores", default=learnability)
     prior: tuple[float, float] = checks.field(_check_prior, default=(1.0, 1.0))
     decay: float = checks.field(checks.check_number, 1e-3, 1, "1 keeps all, 0.9 some ten updates", default=1.0)
     exploration: float = checks.field(checks.check_number, 0, 1, "the fraction of uniform draws", default=0.0)

@@ -52,7 +52,8 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
     # subnormals to 0).
     leaf = jnp.clip(priority**alpha, 2.0**-63, 2.0 ** (63 - (capacity - 1).bit_length()))
-    return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
+    least = jnp.where(alpha > 0, 0.0, jnp.where(alpha == 0, -jnp.inf, jnp.inf))  # no leaf if alpha is NaN or negative
+    return jnp.where(priority > least, leaf, 0.0)
 
 
 _leaf_of = jax.jit(leaf_of, static_argnums=2)
@@ -120,7 +121,8 @@ class Prioritized(Sampler[PrioritizedState]):
     `state.sampler.replace(alpha=alpha)` changes before the first `add`. So each lane of `jax.vmap` may have its own.
 
     A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
-    [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
+    [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1. A p
+    counts as 0 if it is negative or NaN, or alpha is, as a replaced setting may be; `jaxreplay.diagnostics` tells.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
@@ -271,12 +273,13 @@ class Prioritized(Sampler[PrioritizedState]):
         if self.max_priority == "stored":
             leaf = jnp.max(jax.vmap(sum_tree.maximum)(states.tree))
             largest = jnp.where(leaf > 0, priority_of(leaf, jnp.max(states.alpha).astype(jnp.float32)), 1.0)
+        invalid = [jnp.where(getattr(states, name) >= 0, 0.0, 1.0) for name in SETTINGS]
         return {
             "total_priority": jnp.sum(jax.vmap(sum_tree.total)(states.tree)),
             "max_priority": largest,
             "beta": jnp.asarray(self.beta(updates) if callable(self.beta) else self.beta),
             "updates": updates,
-            "rejected": jnp.sum(states.rejected.astype(jnp.float32)),
+            "rejected": jnp.sum(states.rejected.astype(jnp.float32) + sum(invalid)),
         }
 
     def migrated(self, old: Sampler[Any], states: Any, moved: Moved) -> PrioritizedState:
@@ -333,7 +336,7 @@ class Prioritized(Sampler[PrioritizedState]):
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,
-            max_priority=jnp.maximum(state.max_priority, largest),
+            max_priority=jnp.where(largest > state.max_priority, largest, state.max_priority),  # not NaN
             rejected=ring.saturating_add(state.rejected, rejected),
         )
         # Computed once: a CPU rounds the power differently in each operation that it is fused into.

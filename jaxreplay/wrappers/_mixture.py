@@ -285,11 +285,7 @@ class Mixture(Sized):
     def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
         """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
         indices = arguments["indices"]
-        for argument in call.rows:
-            for x in jax.tree.leaves(arguments[argument]):
-                if x.shape[:1] != indices.shape:
-                    found = checks.type_text(x)
-                    raise ValueError(f"{argument}: got {found}, expected a row for each of the {indices.size} indices.")
+        checks.num_rows(call.rows, arguments, 0)
         source, own = indices % len(self.buffers), indices // len(self.buffers)  # -1 // K is -1
         found, lane, start = [], jnp.full_like(indices, -1), 0
         for k, buffer in enumerate(self.buffers):

@@ -233,15 +233,10 @@ class Sharded(Sized, Generic[S]):
             self._check_divides(call.num_rows, static[call.num_rows])
             static[call.num_rows] //= self.num_shards
         axis = self.buffer._batch_axes - 1 if call.is_batch else 0
-        specs, sizes = dict.fromkeys(arguments, PartitionSpec()), {}
-        for x in call.rows:
-            specs[x] = PartitionSpec(*[None] * axis, self.axis)
-            if jax.tree.leaves(arguments[x]):
-                sizes[x] = checks.leading_axes(arguments[x], axis + 1, x)[axis]
-                name, size = next(iter(sizes.items()))
-                if sizes[x] != size:
-                    raise ValueError(f"{x}: got {sizes[x]} rows, expected {size}, one for each of {name}.")
-                self._check_divides(x, size)
+        specs = dict.fromkeys(arguments, PartitionSpec())
+        if call.rows:
+            specs |= dict.fromkeys(call.rows, PartitionSpec(*[None] * axis, self.axis))
+            self._check_divides(call.rows[0], checks.num_rows(call.rows, arguments, axis))
 
         def on_shard(shard: S, arguments: dict[str, Any]) -> Any:
             # The vmap removes the leading axis of 1. With reshapes instead, XLA copies the whole storage.

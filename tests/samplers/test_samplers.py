@@ -125,6 +125,34 @@ def test_non_finite_td_errors_are_rejected():
     assert int(stale.rejected) == 4
 
 
+@pytest.mark.parametrize("value", [np.nan, -1.0])
+@pytest.mark.parametrize("name", ["alpha", "epsilon", "floor"])
+def test_a_setting_that_is_nan_or_negative_is_told_and_draws_stay_valid(name, value):
+    buffer, key, items = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized()), jax.random.key(0), np.arange(8.0)
+
+    def drawn_from(state):
+        sample = buffer.sample(state, key, 64)
+        assert np.all(np.asarray(sample.indices) >= 0)
+        assert np.all((np.asarray(sample.probabilities) > 0) & (np.asarray(sample.weights) > 0))
+        return sample
+
+    state = buffer.init(items)
+    usual, wrong = getattr(state.sampler, name), np.float32(value)
+    state = buffer.add(state.replace(sampler=state.sampler.replace(**{name: wrong})), items)
+    drawn_from(state)
+    handles = np.asarray(buffer.newest(state, 8))
+    state = buffer.update(state, handles, items)
+    drawn_from(state)
+    assert float(jr.diagnostics(buffer, state)["rejected"]) == 1
+    state = state.replace(sampler=state.sampler.replace(**{name: usual}))  # and is forgotten once it is mended
+    state = buffer.update(state, handles, items[::-1])
+    np.testing.assert_allclose(state.sampler.max_priority, 7, rtol=1e-5)
+    sample = drawn_from(state)
+    expected = (7 - np.asarray(sample.indices) + 1e-6) ** 0.6
+    np.testing.assert_allclose(sample.probabilities, expected / np.sum((items + 1e-6) ** 0.6), rtol=1e-4)
+    assert float(jr.diagnostics(buffer, state)["rejected"]) == 0
+
+
 def test_a_gpu_counts_as_other_backends_do(monkeypatch):
     """What only its programs compute changes no number: here it is computed on this backend."""
     sampler, slots = jr.Prioritized(), np.arange(ROWS, dtype=np.int32)

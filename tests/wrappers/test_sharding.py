@@ -438,7 +438,8 @@ def test_errors_name_what_is_wrong():
     rejects("each of 4 shards: num_envs=2: got steps", sequences.init, items(np.zeros((1, 4))))
     rejects("items=6: must be a multiple of 4", sharded.add, state, items(np.arange(6)))
     rejects("each of 4 shards: batch of 8 items: expected 1 to capacity=6", sharded.add, state, items(np.arange(32)))
-    rejects("mask=7: must be a multiple of 4", sharded.add, state, items(np.arange(8)), mask=np.ones(7, bool))
+    of_rows = r"mask: got bool\[7\], expected a row for each of the 8 items"
+    rejects(of_rows, sharded.add, state, items(np.arange(8)), mask=np.ones(7, bool))
     rejects("wrong structure: missing", sharded.add, state, {"id": np.arange(8)})
     rejects("expected 1 to length=8", sequences.add, sequence_state, items(np.zeros((9, 8))))
     rejects("batch_size=6: must be a multiple of 4", sharded.sample, state, jax.random.key(0), 6)

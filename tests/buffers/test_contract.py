@@ -1,4 +1,4 @@
-"""What every buffer with every sampler keeps, in one parametrised test each."""
+"""The contract of `jaxreplay.testing` over every buffer of the package, and what it does not check."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seeds
 from helpers import at, compilations, no_ends, over_devices, rarely, rejects, stack, types
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay import sum_tree
+from jaxreplay import sum_tree, testing
 
 pytestmark = pytest.mark.versions
-CONSTANT = 3
 STEPS, SEEDS = 6, 5
 
 SAMPLERS = {
@@ -50,6 +50,67 @@ BUFFERS = {  # how to make one, and the shape of a batch
     "sharded": (sharded_buffer, (4,)),
     "counting": (lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, max_uses=2, donate=False), (5,)),
 }
+
+
+PER = SAMPLERS["prioritized"]()
+STREAMS = functools.partial(jr.SequenceBuffer, length=9, num_envs=4, sequence_length=4)
+CONTRACTS = {  # a buffer, and the shape of a batch
+    "replay": (jr.ReplayBuffer(capacity=10, sampler=PER), (4,)),
+    "reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER), (4,)),
+    "sequence": (STREAMS(sampler=PER), (3, 4)),
+    "sharded": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER), 2), (4,)),
+    "mixture": (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=10),) * 2), (4,)),
+}
+MORE_CONTRACTS = {
+    "uniform": (jr.ReplayBuffer(capacity=10, donate=False), (4,)),
+    "gaps": (STREAMS(sampler=PER, gaps=True), (3, 4)),
+    "mixture of shards": (
+        jr.Mixture(
+            buffers=(
+                over_devices(jr.ReplayBuffer(capacity=12, sampler=PER), 2),
+                over_devices(jr.ReservoirBuffer(capacity=14), 2),
+                over_devices(jr.ReplayBuffer(capacity=10, sampler=PER), 2),
+            ),
+            shares=(2, 1, 1),
+            weights="joint",
+        ),
+        (4,),
+    ),
+    "mixture of sequences": (jr.Mixture(buffers=(STREAMS(sampler=PER), STREAMS(gaps=True))), (3, 4)),
+    "spent": (jr.ReplayBuffer(capacity=10, sampler=PER, max_uses=1), (4,)),
+    "spent evenly": (jr.ReplayBuffer(capacity=10, max_uses=2), (4,)),
+    "spent and distinct": (jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False), max_uses=1), (4,)),
+    "spent in a reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER, max_uses=2), (4,)),
+    "spent sequences": (STREAMS(sampler=PER, max_uses=1), (3, 4)),
+    "spent shards": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER, max_uses=1), 2), (4,)),
+    "counted": (jr.ReplayBuffer(capacity=10, sampler=jr.Recent(power=1.0), count_updates=True), (4,)),
+    "rollouts": (jr.ReplayBuffer(capacity=24, axes=2), (3, 4)),
+    "strided": (STREAMS(sampler=PER, stride=2), (3, 4)),
+    "sharded streams": (over_devices(STREAMS(sampler=PER), 2), (3, 4)),
+    "sharded reservoir": (over_devices(jr.ReservoirBuffer(capacity=8, sampler=PER), 2), (4,)),
+}
+
+
+def test_every_buffer_of_the_package_has_a_contract():
+    exported = [getattr(jr, name) for name in jr.__all__]
+    kinds = {x for x in exported if isinstance(x, type) and hasattr(x, "sample") and hasattr(x, "can_sample")}
+    assert {jr.ReplayBuffer, jr.Mixture} <= kinds
+    assert {type(buffer) for buffer, _ in CONTRACTS.values()} == kinds
+
+
+# That of a replay buffer is always checked with every sampler, in tests/samplers/test_every_sampler.py.
+@pytest.mark.parametrize("name", [rarely("replay"), *[*CONTRACTS][1:], *map(rarely, MORE_CONTRACTS)])
+def test_the_contract(name):
+    buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
+    testing.check_buffer(buffer, jax.eval_shape(lambda: items(0, *shape)), key=seeds.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTRACTS | MORE_CONTRACTS)
+def test_the_contract_with_twenty_seeds(name):
+    buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
+    for seed in range(20):
+        testing.check_buffer(buffer, jax.eval_shape(lambda: items(0, *shape)), key=seeds.key("contract", seed))
 
 
 def own_key(buffer, key):
@@ -110,34 +171,20 @@ def case(request):
     return make_case(*request.param)
 
 
-def test_init_takes_arrays_and_abstract_values_alike(case):
-    from_arrays, abstract = case.init(case.batch(3)), case.init(case.spec)
-    assert types(from_arrays) == types(abstract)
-    chex.assert_trees_all_equal(from_arrays, abstract)
-    assert types(jax.eval_shape(case.init, case.batch(0))) == types(abstract)
-
-
-def test_shapes_and_dtypes_are_stable_and_nothing_recompiles(case):
-    state = case.init(case.spec)
-    first = types(state)
-    batch, key = case.batch(0), jax.random.key(0)
-    state, _ = case.step(state, batch, key)
-    assert types(state) == first
-    with compilations() as compiled:
-        state, _ = case.step(state, batch, key)
-        assert compiled == []
-        assert types(state) == first
-        jax.jit(lambda x: x + CONSTANT)(1.0)
-        assert len(compiled) > 0  # the listener does hear
-
-
-def test_eager_calls_equal_a_scan(case):
+def test_eager_calls_equal_a_scan_bit_for_bit_and_nothing_recompiles(case):
     state, samples = case.scanned
     eager = case.init(case.spec)
     for t, key in enumerate(jax.random.split(jax.random.key(0), STEPS)):
-        eager, eager_sample = case.step(eager, case.batch(t), key)
-        chex.assert_trees_all_equal(eager_sample, at(samples, t))
+        batch = case.batch(t)
+        with compilations() as compiled:
+            eager, sample = case.step(eager, batch, key)
+        assert t == 0 or compiled == []
+        chex.assert_trees_all_equal(sample, at(samples, t))
     chex.assert_trees_all_equal(eager, state)
+    assert types(eager) == types(case.init(case.spec))
+    with compilations() as compiled:
+        jax.jit(lambda x: x + STEPS)(1.0)
+    assert len(compiled) > 0  # the listener does hear
 
 
 def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
@@ -157,19 +204,6 @@ def test_one_seed_under_vmap_is_the_seed_alone(buffer):
     case = make_case(buffer, "global")
     one = jax.jit(jax.vmap(case.run))(np.arange(1))
     chex.assert_trees_all_equal(at(jax.device_get(one), 0), case.scanned)
-
-
-def test_drawn_items_are_the_stored_ones(case):
-    state, samples = case.scanned
-    last = at(samples, -1)
-    chex.assert_trees_all_equal(case.buffer.get(state, last.indices), last.items)
-    assert np.all(samples.weights > 0)
-    assert np.all(samples.indices >= 0)
-
-
-def test_samples_do_not_depend_on_anything_but_state_and_key(case):
-    state, _ = case.scanned
-    chex.assert_trees_all_equal(*(case.buffer.sample(state, jax.random.key(5), 8) for _ in range(2)))
 
 
 KINDS = ["replay", "reservoir", "sequence", "sharded"]
@@ -241,18 +275,6 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name, sampler):
         state = new
     keeping.add(state, batch, *key, **ends)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-@pytest.mark.parametrize(("buffer", "sampler"), PAIRS)
-def test_equal_configs_are_equal_static_arguments(buffer, sampler):
-    make, _ = BUFFERS[buffer]
-    one, two = (make(SAMPLERS[sampler]()) for _ in range(2))
-    assert one == two
-    assert hash(one) == hash(two)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.sampler = None
-    others = [make(SAMPLERS[name]()) for kind, name in PAIRS if kind == buffer and name != sampler]
-    assert all(one != other for other in others)
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)

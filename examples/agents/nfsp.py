@@ -145,12 +145,9 @@ def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
     error = target - players.values[recent.where, recent.action]
     where, action = best.items
     slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # gradient of the log-likelihood
-    return players.replace(
-        values=players.values.at[recent.where, recent.action].add(STEP_SIZE * error),
-        logits=players.logits.at[where].add(
-            STEP_SIZE * best.weights[:, None] * slope
-        ),  # weights are 0 if the memory is empty
-    )
+    values = players.values.at[recent.where, recent.action].add(STEP_SIZE * error)
+    logits = players.logits.at[where].add(STEP_SIZE * best.weights[:, None] * slope)  # 0 if the memory is empty
+    return players.replace(values=values, logits=logits)
 
 
 def init(key: jax.Array) -> Players:
@@ -196,15 +193,14 @@ def main() -> np.ndarray:
     for number in tqdm(range(steps // INTERVAL), unit=f" x {INTERVAL} steps"):
         players, found = train_all(players, keys, number)
         curves.append(np.asarray(found))
-    curves = np.transpose(curves)
 
     figure, axes = plt.subplots(layout="constrained")
-    axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    axes.plot(INTERVAL * np.arange(1, len(curves) + 1), curves, linewidth=1)
     axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", yscale="log")
     axes.set_ylabel("exploitability of the average policies")
     figure.savefig("nfsp.png", dpi=150)
-    print(f"exploitability: {curves[:, -1].mean():.3f}; by seed: {np.round(curves[:, -1], 3)}")
-    return curves
+    print(f"exploitability: {np.mean(curves[-1]):.3f}; by seed: {np.round(curves[-1], 3)}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

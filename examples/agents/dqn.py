@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 import jaxreplay as jr
 
-PRIORITIZED = True
 NUM_ENVS = 16  # of each seed; a step advances all of them, and makes one update
 WARMUP, STEPS, INTERVAL = 100, 15_500, 310
 CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
@@ -33,7 +32,7 @@ optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
 epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
 # Beta rises with the updates: the weights correct all of the bias once the values settle.
 prioritized = jr.Prioritized(alpha=0.6, beta=optax.linear_schedule(0.4, 1.0, STEPS))
-buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=prioritized if PRIORITIZED else jr.Uniform())
+buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=prioritized)
 tracer = jr.NStep(n=N, gamma=GAMMA, num_envs=NUM_ENVS)
 
 

@@ -205,16 +205,13 @@ def learn(params: Any, opt: optax.OptState, rows: Any, advantage: jax.Array, key
         errors = optax.huber_loss(value, row["target"])
         return -jnp.minimum(ratio * gain, clipped * gain).mean() + errors.mean() - ENTROPY * entropy
 
-    def minibatch(carry: tuple, rows: Any) -> tuple[tuple, None]:
+    def minibatch(carry: tuple, chosen: jax.Array) -> tuple[tuple, None]:
         params, opt = carry
-        updates, opt = optimizer.update(jax.grad(loss)(params, rows), opt)
+        updates, opt = optimizer.update(jax.grad(loss)(params, jax.tree.map(lambda x: x[chosen], rows)), opt)
         return (optax.apply_updates(params, updates), opt), None
 
-    def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
-        order = jax.random.permutation(key, len(rows["move"])).reshape(MINIBATCHES, -1)
-        return jax.lax.scan(lambda carry, k: minibatch(carry, jax.tree.map(lambda x: x[k], rows)), carry, order)
-
-    return jax.lax.scan(epoch, (params, opt), jax.random.split(key, EPOCHS))[0]
+    orders = jax.vmap(lambda key: jax.random.permutation(key, BATCH * STEPS))(jax.random.split(key, EPOCHS))
+    return jax.lax.scan(minibatch, (params, opt), orders.reshape(EPOCHS * MINIBATCHES, -1))[0]
 
 
 def update(state: State, key: jax.Array) -> State:

@@ -6,17 +6,15 @@ python examples/agents/multi_device.py --short   # a few seconds, to see that it
 
 Environments, replay items and the rows of every batch are sharded over the devices; parameters are replicated. The
 agent is the same as in dqn.py, line for line. Only its buffer differs, and the sharding of its state over a mesh.
-`PROCESSES = 2` is as on two hosts with two devices each. When restarted, a run goes on from its last checkpoint.
+When restarted, a run goes on from its last checkpoint.
+
+On several hosts it runs once on each, in a folder that all of them see. The environment has the number of `PROCESSES`,
+the `RANK` of each from 0 on, and as `COORDINATOR` the address and a free port of the first host.
 """
 
 import argparse
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import threading
-import time
 from typing import Any
 
 import flax.linen as nn
@@ -32,36 +30,17 @@ from tqdm import tqdm
 
 import jaxreplay as jr
 
-DEVICES, PROCESSES = 4, 1
+DEVICES = 4  # of all processes together
 CHECKPOINT, SAVE_EVERY = "multi_device", 5  # folder, and intervals
 NUM_ENVS, WARMUP, STEPS, INTERVAL, LAST = 16, 100, 15_500, 310, 20  # see dqn.py
 CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
 
-
-def start_processes() -> None:
-    """Run this program in processes of this machine. If one fails, end all of them."""
-    with socket.create_server(("localhost", 0)) as free:
-        coordinator = f"localhost:{free.getsockname()[1]}"
-    settings = [os.environ | {"COORDINATOR": coordinator, "RANK": str(rank)} for rank in range(PROCESSES)]
-    running = [subprocess.Popen([sys.executable, *sys.argv], env=x, stdin=subprocess.PIPE) for x in settings]
-    try:
-        while None in (codes := [process.poll() for process in running]) and not any(codes):
-            time.sleep(0.1)
-    finally:
-        for process in running:
-            process.kill()  # jax.distributed ignores SIGTERM; checkpoints stay intact
-    sys.exit("a process has failed; all are ended" if any(codes) else 0)
-
-
 # Devices are chosen before anything makes an array; importing gymnax does.
-RANK, LOCAL = int(os.environ.get("RANK", 0)), DEVICES // PROCESSES
-jax.config.update("jax_num_cpu_devices", LOCAL)
-if PROCESSES > 1 and "RANK" not in os.environ:
-    start_processes()
+RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("PROCESSES", 1))
+jax.config.update("jax_num_cpu_devices", DEVICES // PROCESSES)
 if PROCESSES > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(os.environ["COORDINATOR"], PROCESSES, RANK, [RANK * LOCAL + k for k in range(LOCAL)])
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # ends with its parent
+    jax.distributed.initialize(os.environ["COORDINATOR"], PROCESSES, RANK)
 import gymnax  # noqa: E402 (see above)
 
 env, _ = gymnax.make("CartPole-v1")

@@ -49,20 +49,14 @@ class State:
     key: jax.Array
 
 
-def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
-    keys = jax.random.split(key, NUM_ENVS)
-    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, action)
-    # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
-    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
-
-
 def init(key: jax.Array) -> State:
     key, params_key, env_key = jax.random.split(key, 3)
     obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
     params = network.init(params_key, obs)
-    *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
-    replay = tracer.init(*row), buffer.init(tracer.spec(*row))  # only shapes matter
-    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, params, params, optimizer.init(params), key)
+    zeros = jnp.zeros(NUM_ENVS, obs.dtype)
+    row = obs, zeros.astype(jnp.int32), zeros, zeros > 0, zeros > 0, obs  # only shapes matter
+    replay = tracer.init(*row), buffer.init(tracer.spec(*row))
+    return State(env_state, obs, zeros, *replay, params, params, optimizer.init(params), key)
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
@@ -71,11 +65,13 @@ def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
     greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
     random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
     action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
-    env_state, obs, row = interact(env_key, state.env, state.obs, action)
+    env_keys = jax.random.split(env_key, NUM_ENVS)
+    obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(env_keys, state.env, action)
+    # If the episode ended, obs already belongs to the next one; the tracer needs the final observation.
+    row = state.obs, action, reward, terminated, truncated, info["final_observation"]
     # The transition of three steps ago is complete now. The batch marks the rows that are not valid.
     tracing, batch, _ = tracer.add(state.tracer, *row)
     replay = buffer.add(state.buffer, batch)
-    _, _, reward, terminated, truncated, _ = row
     done, total = terminated | truncated, state.total + reward
     state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
     return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)

@@ -82,13 +82,6 @@ def q(params: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
     return jax.vmap(critic.apply, in_axes=(0, None))(params, jnp.concatenate([obs, action], axis=-1))[..., 0]
 
 
-def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
-    keys = jax.random.split(key, NUM_ENVS)
-    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, scale * action)
-    # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
-    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
-
-
 def init(key: jax.Array) -> State:
     key, actor_key, critic_key, env_key = jax.random.split(key, 4)
     obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
@@ -96,9 +89,10 @@ def init(key: jax.Array) -> State:
     x = jnp.concatenate([obs, action], axis=-1)
     critics = jax.vmap(critic.init, in_axes=(0, None))(jax.random.split(critic_key), x)
     networks = {"actor": actor.init(actor_key, obs), "critics": critics, "log_temperature": jnp.float32(0)}
-    *_, row = jax.eval_shape(interact, key, env_state, obs, action)
-    replay = tracer.init(*row), buffer.init(tracer.spec(*row))  # only shapes matter
-    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, networks, critics, optimizer.init(networks), key)
+    zeros = jnp.zeros(NUM_ENVS, obs.dtype)
+    row = obs, action, zeros, zeros > 0, zeros > 0, obs  # only shapes matter
+    replay = tracer.init(*row), buffer.init(tracer.spec(*row))
+    return State(env_state, obs, zeros, *replay, networks, critics, optimizer.init(networks), key)
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
@@ -107,10 +101,13 @@ def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
     action, _ = policy(state.networks["actor"], state.obs, policy_key)
     random = jax.random.uniform(action_key, action.shape, action.dtype, minval=-1.0, maxval=1.0)
     explore = jax.random.uniform(explore_key, (NUM_ENVS, 1)) < epsilon
-    env_state, obs, row = interact(env_key, state.env, state.obs, jnp.where(explore, random, action))
+    action = jnp.where(explore, random, action)
+    env_keys = jax.random.split(env_key, NUM_ENVS)
+    obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(env_keys, state.env, scale * action)
+    # If the episode ended, obs already belongs to the next one; the tracer needs the final observation.
+    row = state.obs, action, reward, terminated, truncated, info["final_observation"]
     tracing, batch, _ = tracer.add(state.tracer, *row)
     replay = buffer.add(state.buffer, batch)
-    _, _, reward, terminated, truncated, _ = row
     done, total = terminated | truncated, state.total + reward
     state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
     return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)

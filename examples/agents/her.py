@@ -195,7 +195,7 @@ def main() -> np.ndarray:
         states, found = train_all(states, max(0.1, 1 - 2 * t / STEPS))  # fewer random actions in the first half
         curves.append(np.asarray(found))
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(NUM_ENVS * INTERVAL * np.arange(1, len(curves) + 1), curves, "o-", linewidth=1)
     axes.set(title=f"{BITS} bits to flip", xlabel="environment steps", ylabel="goals reached", ylim=(-0.03, 1.03))
     figure.savefig("her.png", dpi=150)

@@ -99,7 +99,7 @@ def mazes() -> Level:
     """Mazes with one path between any two cells, made by a random depth-first search; start and goal are random."""
     rng, moves, levels = np.random.default_rng(0), np.asarray(MOVES), []
     for _ in range(TESTS):
-        walls = np.pad(np.ones((SIZE, SIZE), bool), 2)  # around the grid as where the search was
+        walls = np.pad(np.ones((SIZE, SIZE), bool), 2)  # outside counts as visited
         path = [2 + 2 * rng.integers(0, (SIZE + 1) // 2, 2)]
         walls[tuple(path[0])] = False
         while path:
@@ -281,7 +281,7 @@ def main() -> dict[str, np.ndarray]:
         curves.append(found)
     curves = jax.tree.map(lambda *x: np.stack(x, axis=1), *curves)
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, updates // INTERVAL + 1), curves["mazes"].T, "o-", linewidth=1)
     axes.set(title=f"Levels by {METHOD}, {SCORE}", xlabel=f"updates, of {BATCH} levels", ylabel="mazes solved")
     figure.savefig("levels.png", dpi=150)

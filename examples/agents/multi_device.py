@@ -166,7 +166,7 @@ def main() -> np.ndarray:
 
     if RANK == 0:
         shutil.rmtree(CHECKPOINT, ignore_errors=True)
-        figure, axes = plt.subplots(layout="constrained")
+        figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
         axes.plot(NUM_ENVS * INTERVAL * np.arange(1, intervals + 1), curves.T, linewidth=1)
         axes.set(title=f"CartPole-v1, {DEVICES} devices", xlabel="environment steps", ylabel="return")
         figure.savefig("multi_device.png", dpi=150)

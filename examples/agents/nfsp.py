@@ -193,7 +193,7 @@ def main() -> np.ndarray:
     keys = jax.random.split(jax.random.key(args.seed), seeds)
     curves = np.asarray(jax.jit(jax.vmap(lambda key: train(key, steps // INTERVAL)))(keys))
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
     axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", yscale="log")
     axes.set_ylabel("exploitability of the average policies")

@@ -221,7 +221,7 @@ def main() -> np.ndarray:
             episodes[seed].extend(x[~np.isnan(x)])
         curves.append([np.mean(x[-LAST:]) for x in episodes])
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(NUM_ENVS * ROLLOUT * INTERVAL * np.arange(1, len(curves) + 1), curves, linewidth=1)
     axes.set(title=f"R2D2, {TASK}", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
     figure.savefig("r2d2.png", dpi=150)

@@ -221,7 +221,7 @@ def main() -> np.ndarray:
         states, found = train_all(states)
         curves.append(np.asarray(found))
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, len(curves) + 1), curves, "o-", linewidth=1)
     axes.set(title=f"A car on a hill, from {SOURCE}", xlabel="updates", ylabel=f"return of {TESTS} tests")
     figure.savefig("rlpd.png", dpi=150)

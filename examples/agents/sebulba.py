@@ -171,7 +171,7 @@ def main() -> np.ndarray:
     for checkpoint in checkpoints:
         shutil.rmtree(checkpoint)
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     for run in runs:
         steps, returns = np.array(run.episodes).T
         axes.plot(steps[LAST - 1 :], np.convolve(returns, np.ones(LAST) / LAST, "valid"), linewidth=1)

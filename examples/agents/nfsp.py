@@ -195,8 +195,7 @@ def main() -> np.ndarray:
 
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
-    axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", yscale="log")
-    axes.set_ylabel("exploitability of the average policies")
+    axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", ylabel="exploitability", yscale="log")
     figure.savefig("nfsp.png", dpi=150)
     print(f"exploitability: {curves[:, -1].mean():.3f}; by seed: {np.round(curves[:, -1], 3)}")
     return curves

@@ -167,7 +167,7 @@ def main() -> np.ndarray:
     if RANK == 0:
         shutil.rmtree(CHECKPOINT, ignore_errors=True)
         figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-        axes.plot(NUM_ENVS * INTERVAL * np.arange(1, intervals + 1), curves.T, linewidth=1)
+        axes.plot(NUM_ENVS * INTERVAL * np.arange(1, intervals + 1), curves.T, color="tab:blue", linewidth=1)
         axes.set(title=f"CartPole-v1, {DEVICES} devices", xlabel="environment steps", ylabel="return")
         figure.savefig("multi_device.png", dpi=150)
         print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")

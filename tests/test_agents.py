@@ -1,12 +1,22 @@
 """An agent is one file: it needs nothing else of the repository, is short, and runs alone in an empty folder."""
 
 import ast
+import contextlib
+import functools
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+from unittest import mock
 
+import experiment
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+
+import jaxreplay as jr
 
 ROOT = pathlib.Path(__file__).parent.parent
 AGENTS = sorted((ROOT / "examples/agents").glob("*.py"))
@@ -45,25 +55,58 @@ def test_an_agent_is_one_short_file(path):
     assert options == ["--seed", "--seeds", "--short"]
 
 
-TWO = ("DEVICES, PROCESSES = 4, 1\n", "DEVICES, PROCESSES = 4, 2\n")
-CASES = {path.stem: (path, ("", "")) for path in AGENTS}
-CASES["multi_device in two processes"] = ROOT / "examples/agents/multi_device.py", TWO
+CASES = {path.stem: (path, 1) for path in AGENTS}
+CASES["multi_device in two processes"] = ROOT / "examples/agents/multi_device.py", 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_an_agent_copied_alone_runs(case, tmp_path):
     pytest.importorskip("gymnax")
-    path, (old, new) = CASES[case]
-    assert old in path.read_text()
-    (tmp_path / path.name).write_text(path.read_text().replace(old, new))
+    path, processes = CASES[case]
+    (tmp_path / path.name).write_text(path.read_text())
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
     installed = [sys.executable, "-c", "import jaxreplay"]
     if subprocess.run(installed, cwd=tmp_path, env=environment, capture_output=True).returncode:  # a checkout alone
         environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, path.name, "--short"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "by seed" in done.stdout
+    with socket.create_server(("localhost", 0)) as free:
+        environment |= {"COORDINATOR": f"localhost:{free.getsockname()[1]}", "PROCESSES": str(processes)}
+    command, pipes = [sys.executable, path.name, "--short"], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with contextlib.ExitStack() as ended:
+        ranks = [environment | {"RANK": str(rank)} for rank in range(processes)]
+        running = [subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes) for env in ranks]
+        for process in running:
+            ended.callback(process.kill)
+        (out, err), *others = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0] * processes, err
+    assert "by seed" in out
+    assert not any("by seed" in out for out, _ in others)
     assert (tmp_path / f"{path.stem}.png").stat().st_size > 10_000
+
+
+def values_learned(agent, key, weight):
+    """Parameters of the values, before and after an update with these importance weights."""
+    if agent.__name__ == "agent_sebulba":
+        params, x = agent.network.init(key, jnp.ones((1, 4))), jnp.ones((8, 4))
+        batch = jr.TransitionBatch(x, jnp.ones(8, jnp.int32), None, x[:, 0], x[:, 0], -x, W=weight * x[:, 0])
+        return params, agent.learn(params, params, agent.optimizer.init(params), batch)[0]
+    state, _ = jax.lax.scan(lambda state, _: (agent.act(state, 1.0)[0], None), agent.init(key), length=30)
+    sample = agent.buffer.sample(state.buffer, key, agent.BATCH)
+    sample = sample.replace(weights=weight * jnp.ones_like(sample.weights))
+    with mock.patch.object(agent, "buffer", mock.Mock(sample=lambda *_: sample, update=lambda state, *_: state)):
+        after = agent.learn(state)
+    return [x.networks["critics"] if agent.__name__ == "agent_sac" else x.params for x in (state, after)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "minatar", "multi_device", "r2d2", "sac", "sebulba"])
+def test_a_prioritized_agent_weights_its_loss(name, monkeypatch):
+    pytest.importorskip("gymnax")
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # the devices are there
+    learned = jax.jit(functools.partial(values_learned, experiment.agent(name)))
+    for weight in (0.0, 1.0):
+        before, after = learned(jax.random.key(0), weight)
+        changed = [
+            not np.array_equal(x, y) for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        ]
+        assert all(changed) if weight else not any(changed)

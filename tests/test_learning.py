@@ -124,10 +124,10 @@ def test_sac_priorities():
     state = sac.begin(seeds.key(2))
     sample_key, next_key = jax.random.split(state.key, 4)[1:3]
     sample = sac.buffer.sample(state.buffer, sample_key, sac.BATCH)
-    next_action, logp = sac.policy(state.networks.actor, sample.items.S_next, next_key)
+    next_action, logp = sac.policy(state.networks["actor"], sample.items.S_next, next_key)
     next_q = sac.q(state.target_critics, sample.items.S_next, next_action).min(axis=0)
     target = sample.items.Rn + sample.items.In * (next_q - logp)  # the temperature is 1
-    errors = np.abs(target - sac.q(state.networks.critics, sample.items.S, sample.items.A))
+    errors = np.abs(target - sac.q(state.networks["critics"], sample.items.S, sample.items.A))
     after = sac.learn(state)
     everything = sac.buffer.sample(after.buffer, seeds.key(3), 512)
     known = dict(zip(np.asarray(everything.indices).tolist(), np.asarray(everything.probabilities), strict=True))

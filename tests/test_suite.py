@@ -10,6 +10,7 @@ DEAR = "it takes many seconds, and a smaller case could not tell"
 PEER = "`.ci/run benchmark` runs it; the extra `bench` is needed"
 REASONS = {
     "test_agents.py::test_an_agent_copied_alone_runs": "`.ci/run examples` runs it; the extra `examples` is needed",
+    "test_agents.py::test_a_prioritized_agent_weights_its_loss": "`.ci/run examples` runs it, likewise",
     "test_as_flashbax.py::test_the_recipe_agent_runs_with_flashbax_too": PEER,
     "test_as_flashbax.py::test_what_differs_is_as_its_head_says": PEER,
     "test_as_flashbax.py::test_starts_of_a_full_uniform_buffer_with_a_period": PEER,

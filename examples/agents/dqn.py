@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 import jaxreplay as jr
 
-PRIORITIZED = True
 NUM_ENVS = 16  # of each seed; a step advances all of them, and makes one update
 WARMUP, STEPS, INTERVAL = 100, 15_500, 310
 CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
@@ -33,7 +32,7 @@ optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
 epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
 # Beta rises with the updates: the weights correct all of the bias once the values settle.
 prioritized = jr.Prioritized(alpha=0.6, beta=optax.linear_schedule(0.4, 1.0, STEPS))
-buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=prioritized if PRIORITIZED else jr.Uniform())
+buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=prioritized)
 tracer = jr.NStep(n=N, gamma=GAMMA, num_envs=NUM_ENVS)
 
 
@@ -50,20 +49,14 @@ class State:
     key: jax.Array
 
 
-def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
-    keys = jax.random.split(key, NUM_ENVS)
-    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, action)
-    # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
-    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
-
-
 def init(key: jax.Array) -> State:
     key, params_key, env_key = jax.random.split(key, 3)
     obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
     params = network.init(params_key, obs)
-    *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
-    replay = tracer.init(*row), buffer.init(tracer.spec(*row))  # only shapes matter
-    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, params, params, optimizer.init(params), key)
+    zeros = jnp.zeros(NUM_ENVS, obs.dtype)
+    row = obs, zeros.astype(jnp.int32), zeros, zeros > 0, zeros > 0, obs  # only shapes matter
+    replay = tracer.init(*row), buffer.init(tracer.spec(*row))
+    return State(env_state, obs, zeros, *replay, params, params, optimizer.init(params), key)
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
@@ -72,11 +65,13 @@ def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
     greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
     random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
     action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
-    env_state, obs, row = interact(env_key, state.env, state.obs, action)
+    env_keys = jax.random.split(env_key, NUM_ENVS)
+    obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(env_keys, state.env, action)
+    # If the episode ended, obs already belongs to the next one; the tracer needs the final observation.
+    row = state.obs, action, reward, terminated, truncated, info["final_observation"]
     # The transition of three steps ago is complete now. The batch marks the rows that are not valid.
     tracing, batch, _ = tracer.add(state.tracer, *row)
     replay = buffer.add(state.buffer, batch)
-    _, _, reward, terminated, truncated, _ = row
     done, total = terminated | truncated, state.total + reward
     state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
     return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
@@ -129,14 +124,13 @@ def main() -> np.ndarray:
         for seed, x in enumerate(np.swapaxes(returns, 0, 1)):
             episodes[seed].extend(x[~np.isnan(x)])
         curves.append([np.mean(x[-LAST:]) for x in episodes])
-    curves = np.transpose(curves)
 
-    figure, axes = plt.subplots(layout="constrained")
-    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, len(curves) + 1), curves, color="tab:blue", linewidth=1)
     axes.set(title="CartPole-v1, 3-step double DQN", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
     figure.savefig("dqn.png", dpi=150)
-    print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
-    return curves
+    print(f"return of the last {LAST} episodes: {np.mean(curves[-1]):.0f}; by seed: {np.round(curves[-1])}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

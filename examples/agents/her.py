@@ -88,15 +88,8 @@ def step_envs(key: jax.Array, env: Env, action: jax.Array) -> tuple[Env, dict[st
     flipped = env.bits ^ (jnp.arange(BITS) == action[:, None])
     terminated = reached(flipped, env.goal)
     truncated = ~terminated & (env.time + 1 >= BITS)
-    row = {
-        "achieved_goal": env.bits,
-        "desired_goal": env.goal,
-        "action": action,
-        "reward": reward(flipped, env.goal),
-        "terminated": terminated & ~env.done,
-        "truncated": truncated & ~env.done,
-        "step": ~env.done,
-    }
+    row = {"achieved_goal": env.bits, "desired_goal": env.goal, "action": action, "reward": reward(flipped, env.goal)}
+    row |= {"terminated": terminated & ~env.done, "truncated": truncated & ~env.done, "step": ~env.done}
     stepped = Env(flipped, env.goal, env.time + 1, terminated | truncated)
     new = reset(key, len(env.bits))
     return where(env.done, new, stepped), row
@@ -137,16 +130,14 @@ def step(state: State, epsilon: Any) -> State:
 def learn(state: State) -> State:
     key, sample_key, later_key, goal_key = jax.random.split(state.key, 4)
     sample = buffer.sample(state.buffer, sample_key, BATCH)
-    # A row of the same episode, drawn from those that follow; `steps` is 0 if none does.
-    later, steps = buffer.later(state.buffer, later_key, sample.indices)
+    # A row of the same episode, drawn from those that follow; `distance` is 0 if none does.
+    later, distance = buffer.later(state.buffer, later_key, sample.indices)
     goals = later["achieved_goal"]
     # For a share of the batch this state becomes the goal, and reward and termination are computed again.
-    rows, _ = jr.hindsight(goal_key, sample.items, goals, reward, share=SHARE, mask=steps > 0, terminated=reached)
+    rows, _ = jr.hindsight(goal_key, sample.items, goals, reward, share=SHARE, mask=distance > 0, terminated=reached)
     seen = {name: rows[name] for name in ("achieved_goal", "desired_goal")}
-    flags = rows["terminated"], rows["truncated"]
-    batch, _ = jr.sequence_transitions(
-        seen, rows["action"], rows["reward"], *flags, n=1, gamma=GAMMA, mask=rows["step"]
-    )
+    steps = [rows[name] for name in ("action", "reward", "terminated", "truncated")]
+    batch, _ = jr.sequence_transitions(seen, *steps, n=1, gamma=GAMMA, mask=rows["step"])
     next_action = jnp.argmax(q(state.params, batch.S_next), axis=-1)  # double Q-learning
     next_q = jnp.take_along_axis(q(state.target, batch.S_next), next_action[:, None], axis=-1)[:, 0]
     # Returns lie between the return of -1 for ever and 0.
@@ -158,9 +149,8 @@ def learn(state: State) -> State:
 
     updates, opt = optimizer.update(jax.grad(loss_fn)(state.params), state.opt)
     params = optax.apply_updates(state.params, updates)
-    return state.replace(
-        params=params, target=optax.incremental_update(params, state.target, TARGET_RATE), opt=opt, key=key
-    )
+    target_params = optax.incremental_update(params, state.target, TARGET_RATE)
+    return state.replace(params=params, target=target_params, opt=opt, key=key)
 
 
 def test(params: Any, key: jax.Array) -> jax.Array:
@@ -204,14 +194,13 @@ def main() -> np.ndarray:
     for t in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):
         states, found = train_all(states, max(0.1, 1 - 2 * t / STEPS))  # fewer random actions in the first half
         curves.append(np.asarray(found))
-    curves = np.transpose(curves)
 
-    figure, axes = plt.subplots(layout="constrained")
-    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, "o-", linewidth=1)
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, len(curves) + 1), curves, "o-", linewidth=1)
     axes.set(title=f"{BITS} bits to flip", xlabel="environment steps", ylabel="goals reached", ylim=(-0.03, 1.03))
     figure.savefig("her.png", dpi=150)
-    print(f"share of goals reached: {curves[:, -1].mean():.2f}; by seed: {np.round(curves[:, -1], 2)}")
-    return curves
+    print(f"share of goals reached: {np.mean(curves[-1]):.2f}; by seed: {np.round(curves[-1], 2)}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

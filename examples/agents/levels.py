@@ -97,44 +97,40 @@ def edit(key: jax.Array, level: Level) -> Level:
 
 def mazes() -> Level:
     """Mazes with one path between any two cells, made by a random depth-first search; start and goal are random."""
-    rng, levels = np.random.default_rng(0), []
+    rng, moves, levels = np.random.default_rng(0), np.asarray(MOVES), []
     for _ in range(TESTS):
-        walls = np.ones((SIZE, SIZE), bool)
-        stack = [tuple(2 * rng.integers(0, (SIZE + 1) // 2, 2))]
-        walls[stack[0]] = False
-        while stack:
-            y, x = stack[-1]
-            free = [(dy, dx) for dy, dx in np.asarray(MOVES) if 0 <= y + 2 * dy < SIZE and 0 <= x + 2 * dx < SIZE]
-            free = [(dy, dx) for dy, dx in free if walls[y + 2 * dy, x + 2 * dx]]
-            if not free:
-                stack.pop()
-                continue
-            dy, dx = free[rng.integers(len(free))]
-            walls[y + dy, x + dx] = walls[y + 2 * dy, x + 2 * dx] = False
-            stack.append((y + 2 * dy, x + 2 * dx))
-        start, goal = rng.permutation(np.argwhere(~walls))[:2]
-        levels.append(Level(walls, start.astype(np.int32), goal.astype(np.int32)))
+        walls = np.pad(np.ones((SIZE, SIZE), bool), 2)  # outside counts as visited
+        path = [2 + 2 * rng.integers(0, (SIZE + 1) // 2, 2)]
+        walls[tuple(path[0])] = False
+        while path:
+            free = [move for move in moves if walls[tuple(path[-1] + 2 * move)]]
+            if free:
+                move = free[rng.integers(len(free))]
+                path.append(path[-1] + 2 * move)
+                walls[tuple(path[-1] - move)] = walls[tuple(path[-1])] = False
+            else:
+                path.pop()
+        walls = walls[2:-2, 2:-2]
+        start, goal = rng.permutation(np.argwhere(~walls))[:2].astype(np.int32)
+        levels.append(Level(walls, start, goal))
     return jax.tree.map(lambda *x: jnp.stack(x), *levels)
 
 
-def path_length(level: Level) -> jax.Array:
-    """Moves of the shortest path, int32; 0 if there is none."""
+def has_path(level: Level) -> jax.Array:
+    """True if a path leads from the start to the goal."""
 
-    def spread(carry: tuple, moves: jax.Array) -> tuple:
-        reached, found = carry
+    def spread(reached: jax.Array, _: None) -> tuple[jax.Array, None]:
         near = jnp.pad(reached, 1)
         reached |= near[2:, 1:-1] | near[:-2, 1:-1] | near[1:-1, 2:] | near[1:-1, :-2]
-        reached &= ~level.walls
-        there = reached[level.goal[0], level.goal[1]]
-        return (reached, jnp.where(there & (found == 0), moves, found)), None
+        return reached & ~level.walls, None
 
     reached = jnp.zeros((SIZE, SIZE), bool).at[level.start[0], level.start[1]].set(True)
-    return jax.lax.scan(spread, (reached, jnp.int32(0)), jnp.arange(1, SIZE**2, dtype=jnp.int32))[0][1]
+    return jax.lax.scan(spread, reached, length=SIZE**2)[0][level.goal[0], level.goal[1]]
 
 
 def random_levels_with_path() -> Level:
     found = jax.vmap(random_level)(jax.random.split(jax.random.key(0), 8 * TESTS))
-    with_path = np.flatnonzero(jax.vmap(path_length)(found))[:TESTS]
+    with_path = np.flatnonzero(jax.vmap(has_path)(found))[:TESTS]
     return jax.tree.map(lambda x: x[with_path], found)
 
 
@@ -209,16 +205,13 @@ def learn(params: Any, opt: optax.OptState, rows: Any, advantage: jax.Array, key
         errors = optax.huber_loss(value, row["target"])
         return -jnp.minimum(ratio * gain, clipped * gain).mean() + errors.mean() - ENTROPY * entropy
 
-    def minibatch(carry: tuple, rows: Any) -> tuple[tuple, None]:
+    def minibatch(carry: tuple, chosen: jax.Array) -> tuple[tuple, None]:
         params, opt = carry
-        updates, opt = optimizer.update(jax.grad(loss)(params, rows), opt)
+        updates, opt = optimizer.update(jax.grad(loss)(params, jax.tree.map(lambda x: x[chosen], rows)), opt)
         return (optax.apply_updates(params, updates), opt), None
 
-    def epoch(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
-        order = jax.random.permutation(key, len(rows["move"])).reshape(MINIBATCHES, -1)
-        return jax.lax.scan(lambda carry, k: minibatch(carry, jax.tree.map(lambda x: x[k], rows)), carry, order)
-
-    return jax.lax.scan(epoch, (params, opt), jax.random.split(key, EPOCHS))[0]
+    orders = jax.vmap(lambda key: jax.random.permutation(key, BATCH * STEPS))(jax.random.split(key, EPOCHS))
+    return jax.lax.scan(minibatch, (params, opt), orders.reshape(EPOCHS * MINIBATCHES, -1))[0]
 
 
 def update(state: State, key: jax.Array) -> State:
@@ -264,7 +257,7 @@ def train(state: State, key: jax.Array, tests: Level) -> tuple[State, dict[str, 
     test_key, *keys = jax.random.split(key, 1 + INTERVAL)
     state, _ = jax.lax.scan(lambda state, key: (update(state, key), None), state, jnp.stack(keys))
     solved = jnp.any(play(state.params, tests, test_key)[0]["solved"], axis=0)
-    no_path = jax.vmap(path_length)(state.learned_from) == 0  # of the latest levels that it learned from
+    no_path = ~jax.vmap(has_path)(state.learned_from)  # of the latest levels that it learned from
     found = {"mazes": solved[:TESTS], "random levels": solved[TESTS:], "no path": no_path, "learned": state.learned}
     return state, jax.tree.map(jnp.mean, found)
 
@@ -288,7 +281,7 @@ def main() -> dict[str, np.ndarray]:
         curves.append(found)
     curves = jax.tree.map(lambda *x: np.stack(x, axis=1), *curves)
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, updates // INTERVAL + 1), curves["mazes"].T, "o-", linewidth=1)
     axes.set(title=f"Levels by {METHOD}, {SCORE}", xlabel=f"updates, of {BATCH} levels", ylabel="mazes solved")
     figure.savefig("levels.png", dpi=150)

@@ -148,16 +148,13 @@ def main() -> np.ndarray:
         for seed, x in enumerate(np.swapaxes(returns, 0, 1)):
             episodes[seed].extend(x[~np.isnan(x)])
         curves.append([np.mean(x[-LAST:]) for x in episodes])
-    curves = np.transpose(curves)
 
-    figure, axes = plt.subplots(layout="constrained")
-    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
-    axes.set(
-        title="Breakout-MinAtar, 3-step double DQN", xlabel="environment steps", ylabel=f"return, last {LAST} episodes"
-    )
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, len(curves) + 1), curves, color="tab:blue", linewidth=1)
+    axes.set(title="Breakout-MinAtar, double DQN", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
     figure.savefig("minatar.png", dpi=150)
-    print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
-    return curves
+    print(f"return of the last {LAST} episodes: {np.mean(curves[-1]):.0f}; by seed: {np.round(curves[-1])}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

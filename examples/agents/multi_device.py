@@ -6,17 +6,15 @@ python examples/agents/multi_device.py --short   # a few seconds, to see that it
 
 Environments, replay items and the rows of every batch are sharded over the devices; parameters are replicated. The
 agent is the same as in dqn.py, line for line. Only its buffer differs, and the sharding of its state over a mesh.
-`PROCESSES = 2` is as on two hosts with two devices each. When restarted, a run goes on from its last checkpoint.
+When restarted, a run goes on from its last checkpoint.
+
+On several hosts it runs once on each, in a folder that all of them see. The environment has the number of `PROCESSES`,
+the `RANK` of each from 0 on, and as `COORDINATOR` the address and a free port of the first host.
 """
 
 import argparse
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import threading
-import time
 from typing import Any
 
 import flax.linen as nn
@@ -32,36 +30,17 @@ from tqdm import tqdm
 
 import jaxreplay as jr
 
-DEVICES, PROCESSES = 4, 1
+DEVICES = 4  # of all processes together
 CHECKPOINT, SAVE_EVERY = "multi_device", 5  # folder, and intervals
 NUM_ENVS, WARMUP, STEPS, INTERVAL, LAST = 16, 100, 15_500, 310, 20  # see dqn.py
 CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
 
-
-def start_processes() -> None:
-    """Run this program in processes of this machine. If one fails, end all of them."""
-    with socket.create_server(("localhost", 0)) as free:
-        coordinator = f"localhost:{free.getsockname()[1]}"
-    settings = [os.environ | {"COORDINATOR": coordinator, "RANK": str(rank)} for rank in range(PROCESSES)]
-    running = [subprocess.Popen([sys.executable, *sys.argv], env=x, stdin=subprocess.PIPE) for x in settings]
-    try:
-        while None in (codes := [process.poll() for process in running]) and not any(codes):
-            time.sleep(0.1)
-    finally:
-        for process in running:
-            process.kill()  # jax.distributed ignores SIGTERM; checkpoints stay intact
-    sys.exit("a process has failed; all are ended" if any(codes) else 0)
-
-
 # Devices are chosen before anything makes an array; importing gymnax does.
-RANK, LOCAL = int(os.environ.get("RANK", 0)), DEVICES // PROCESSES
-jax.config.update("jax_num_cpu_devices", LOCAL)
-if PROCESSES > 1 and "RANK" not in os.environ:
-    start_processes()
+RANK, PROCESSES = int(os.environ.get("RANK", 0)), int(os.environ.get("PROCESSES", 1))
+jax.config.update("jax_num_cpu_devices", DEVICES // PROCESSES)
 if PROCESSES > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(os.environ["COORDINATOR"], PROCESSES, RANK, [RANK * LOCAL + k for k in range(LOCAL)])
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # ends with its parent
+    jax.distributed.initialize(os.environ["COORDINATOR"], PROCESSES, RANK)
 import gymnax  # noqa: E402 (see above)
 
 env, _ = gymnax.make("CartPole-v1")
@@ -89,19 +68,14 @@ class State:
     key: jax.Array
 
 
-def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
-    keys = jax.random.split(key, NUM_ENVS)
-    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, action)
-    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
-
-
 def init(key: jax.Array) -> State:
     key, params_key, env_key = jax.random.split(key, 3)
     obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
     params = network.init(params_key, obs)
-    *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
+    zeros = jnp.zeros(NUM_ENVS, obs.dtype)
+    row = obs, zeros.astype(jnp.int32), zeros, zeros > 0, zeros > 0, obs
     replay = tracer.init(*row), buffer.init(tracer.spec(*row))
-    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, params, params, optimizer.init(params), key)
+    return State(env_state, obs, zeros, *replay, params, params, optimizer.init(params), key)
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
@@ -110,10 +84,11 @@ def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
     greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
     random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
     action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
-    env_state, obs, row = interact(env_key, state.env, state.obs, action)
+    env_keys = jax.random.split(env_key, NUM_ENVS)
+    obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(env_keys, state.env, action)
+    row = state.obs, action, reward, terminated, truncated, info["final_observation"]
     tracing, batch, _ = tracer.add(state.tracer, *row)
     replay = buffer.add(state.buffer, batch)  # each device stores the rows of its own environments
-    _, _, reward, terminated, truncated, _ = row
     done, total = terminated | truncated, state.total + reward
     state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
     return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
@@ -191,8 +166,8 @@ def main() -> np.ndarray:
 
     if RANK == 0:
         shutil.rmtree(CHECKPOINT, ignore_errors=True)
-        figure, axes = plt.subplots(layout="constrained")
-        axes.plot(NUM_ENVS * INTERVAL * np.arange(1, intervals + 1), curves.T, linewidth=1)
+        figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+        axes.plot(NUM_ENVS * INTERVAL * np.arange(1, intervals + 1), curves.T, color="tab:blue", linewidth=1)
         axes.set(title=f"CartPole-v1, {DEVICES} devices", xlabel="environment steps", ylabel="return")
         figure.savefig("multi_device.png", dpi=150)
         print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")

@@ -30,7 +30,6 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from flax import struct
-from tqdm import tqdm
 
 import jaxreplay as jr
 
@@ -145,12 +144,9 @@ def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
     error = target - players.values[recent.where, recent.action]
     where, action = best.items
     slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # gradient of the log-likelihood
-    return players.replace(
-        values=players.values.at[recent.where, recent.action].add(STEP_SIZE * error),
-        logits=players.logits.at[where].add(
-            STEP_SIZE * best.weights[:, None] * slope
-        ),  # weights are 0 if the memory is empty
-    )
+    values = players.values.at[recent.where, recent.action].add(STEP_SIZE * error)
+    logits = players.logits.at[where].add(STEP_SIZE * best.weights[:, None] * slope)  # 0 if the memory is empty
+    return players.replace(values=values, logits=logits)
 
 
 def init(key: jax.Array) -> Players:
@@ -173,12 +169,16 @@ def step(exploration: jax.Array, players: Players, key: jax.Array) -> Players:
     return learn(players, drawn, memory.sample(best, best_key, BATCH))
 
 
-def train(players: Players, key: jax.Array, number: jax.Array) -> tuple[Players, jax.Array]:
-    """The players after one more interval, and their exploitability."""
-    keys = jax.random.split(jax.random.fold_in(key, number), INTERVAL)
-    exploration = EXPLORATION / jnp.sqrt(1.0 + number)
-    players, _ = jax.lax.scan(lambda players, key: (step(exploration, players, key), None), players, keys)
-    return players, exploitability(jax.nn.softmax(players.logits))
+def train(key: jax.Array, intervals: int) -> jax.Array:
+    """The exploitability after each interval."""
+
+    def interval(players: Players, number: jax.Array) -> tuple[Players, jax.Array]:
+        keys = jax.random.split(jax.random.fold_in(key, number), INTERVAL)
+        exploration = EXPLORATION / jnp.sqrt(1.0 + number)
+        players, _ = jax.lax.scan(lambda players, key: (step(exploration, players, key), None), players, keys)
+        return players, exploitability(jax.nn.softmax(players.logits))
+
+    return jax.lax.scan(interval, init(key), jnp.arange(intervals))[1]
 
 
 def main() -> np.ndarray:
@@ -191,17 +191,11 @@ def main() -> np.ndarray:
     seeds, steps = (2, 4 * INTERVAL) if args.short else (args.seeds, STEPS)
 
     keys = jax.random.split(jax.random.key(args.seed), seeds)
-    players, curves = jax.jit(jax.vmap(init))(keys), []
-    train_all = jax.jit(jax.vmap(train, in_axes=(0, 0, None)), donate_argnums=0)
-    for number in tqdm(range(steps // INTERVAL), unit=f" x {INTERVAL} steps"):
-        players, found = train_all(players, keys, number)
-        curves.append(np.asarray(found))
-    curves = np.transpose(curves)
+    curves = np.asarray(jax.jit(jax.vmap(lambda key: train(key, steps // INTERVAL)))(keys))
 
-    figure, axes = plt.subplots(layout="constrained")
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
-    axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", yscale="log")
-    axes.set_ylabel("exploitability of the average policies")
+    axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", ylabel="exploitability", yscale="log")
     figure.savefig("nfsp.png", dpi=150)
     print(f"exploitability: {curves[:, -1].mean():.3f}; by seed: {np.round(curves[:, -1], 3)}")
     return curves

@@ -46,14 +46,9 @@ env_params = env_params.replace(memory_length=20) if TASK == "memory" else env_p
 learning_rate = optax.linear_schedule(1e-3, 0.0, STEPS)
 optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(learning_rate))
 epsilon = optax.linear_schedule(1.0, 0.02, int(0.3 * STEPS))
-buffer = jr.SequenceBuffer(
-    length=LENGTH,
-    num_envs=NUM_ENVS,
-    sequence_length=SEQUENCE_LENGTH,
-    stride=STRIDE,
-    windows=WINDOWS,
-    sampler=jr.Prioritized(alpha=0.9, beta=0.6),
-)
+sequences = {"sequence_length": SEQUENCE_LENGTH, "stride": STRIDE, "windows": WINDOWS}
+prioritized = jr.Prioritized(alpha=0.9, beta=0.6)
+buffer = jr.SequenceBuffer(length=LENGTH, num_envs=NUM_ENVS, **sequences, sampler=prioritized)
 
 
 class Network(nn.Module):
@@ -225,14 +220,13 @@ def main() -> np.ndarray:
         for seed, x in enumerate(np.swapaxes(returns, 0, 1)):
             episodes[seed].extend(x[~np.isnan(x)])
         curves.append([np.mean(x[-LAST:]) for x in episodes])
-    curves = np.transpose(curves)
 
-    figure, axes = plt.subplots(layout="constrained")
-    axes.plot(NUM_ENVS * ROLLOUT * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(NUM_ENVS * ROLLOUT * INTERVAL * np.arange(1, len(curves) + 1), curves, linewidth=1)
     axes.set(title=f"R2D2, {TASK}", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
     figure.savefig("r2d2.png", dpi=150)
-    print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.2f}; by seed: {np.round(curves[:, -1], 2)}")
-    return curves
+    print(f"return of the last {LAST} episodes: {np.mean(curves[-1]):.2f}; by seed: {np.round(curves[-1], 2)}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

@@ -220,14 +220,13 @@ def main() -> np.ndarray:
     for _ in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):
         states, found = train_all(states)
         curves.append(np.asarray(found))
-    curves = np.transpose(curves)
 
-    figure, axes = plt.subplots(layout="constrained")
-    axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, "o-", linewidth=1)
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(INTERVAL * np.arange(1, len(curves) + 1), curves, "o-", linewidth=1)
     axes.set(title=f"A car on a hill, from {SOURCE}", xlabel="updates", ylabel=f"return of {TESTS} tests")
     figure.savefig("rlpd.png", dpi=150)
-    print(f"return of {TESTS} test episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
-    return curves
+    print(f"return of {TESTS} test episodes: {np.mean(curves[-1]):.0f}; by seed: {np.round(curves[-1])}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

@@ -54,20 +54,13 @@ actor, critic = MLP(2 * env.num_actions), MLP(1)
 
 
 @struct.dataclass
-class Networks:
-    actor: Any
-    critics: Any  # leaves [2, ...]
-    log_temperature: jax.Array
-
-
-@struct.dataclass
 class State:
     env: Any
     obs: jax.Array  # [NUM_ENVS, ...]
     total: jax.Array  # [NUM_ENVS], return of the present episode
     tracer: jr.transitions.NStepState
     buffer: Any
-    networks: Networks
+    networks: dict[str, Any]  # of the critics leaves [2, ...]
     target_critics: Any
     opt: optax.OptState
     key: jax.Array
@@ -89,35 +82,32 @@ def q(params: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
     return jax.vmap(critic.apply, in_axes=(0, None))(params, jnp.concatenate([obs, action], axis=-1))[..., 0]
 
 
-def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
-    keys = jax.random.split(key, NUM_ENVS)
-    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, scale * action)
-    # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
-    return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
-
-
 def init(key: jax.Array) -> State:
     key, actor_key, critic_key, env_key = jax.random.split(key, 4)
     obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
     action = jnp.zeros((NUM_ENVS, env.num_actions), obs.dtype)
     x = jnp.concatenate([obs, action], axis=-1)
     critics = jax.vmap(critic.init, in_axes=(0, None))(jax.random.split(critic_key), x)
-    networks = Networks(actor.init(actor_key, obs), critics, jnp.float32(0))
-    *_, row = jax.eval_shape(interact, key, env_state, obs, action)
-    replay = tracer.init(*row), buffer.init(tracer.spec(*row))  # only shapes matter
-    return State(env_state, obs, jnp.zeros(NUM_ENVS), *replay, networks, critics, optimizer.init(networks), key)
+    networks = {"actor": actor.init(actor_key, obs), "critics": critics, "log_temperature": jnp.float32(0)}
+    zeros = jnp.zeros(NUM_ENVS, obs.dtype)
+    row = obs, action, zeros, zeros > 0, zeros > 0, obs  # only shapes matter
+    replay = tracer.init(*row), buffer.init(tracer.spec(*row))
+    return State(env_state, obs, zeros, *replay, networks, critics, optimizer.init(networks), key)
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
     """The state after one step, and the returns [NUM_ENVS] of the episodes that ended, NaN where none did."""
     key, explore_key, policy_key, action_key, env_key = jax.random.split(state.key, 5)
-    action, _ = policy(state.networks.actor, state.obs, policy_key)
+    action, _ = policy(state.networks["actor"], state.obs, policy_key)
     random = jax.random.uniform(action_key, action.shape, action.dtype, minval=-1.0, maxval=1.0)
     explore = jax.random.uniform(explore_key, (NUM_ENVS, 1)) < epsilon
-    env_state, obs, row = interact(env_key, state.env, state.obs, jnp.where(explore, random, action))
+    action = jnp.where(explore, random, action)
+    env_keys = jax.random.split(env_key, NUM_ENVS)
+    obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(env_keys, state.env, scale * action)
+    # If the episode ended, obs already belongs to the next one; the tracer needs the final observation.
+    row = state.obs, action, reward, terminated, truncated, info["final_observation"]
     tracing, batch, _ = tracer.add(state.tracer, *row)
     replay = buffer.add(state.buffer, batch)
-    _, _, reward, terminated, truncated, _ = row
     done, total = terminated | truncated, state.total + reward
     state = state.replace(env=env_state, obs=obs, tracer=tracing, buffer=replay, key=key)
     return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
@@ -126,27 +116,27 @@ def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
 def learn(state: State) -> State:
     key, sample_key, next_key, policy_key = jax.random.split(state.key, 4)
     sample = buffer.sample(state.buffer, sample_key, BATCH)
-    batch, temperature = sample.items, jnp.exp(state.networks.log_temperature)
-    next_action, next_logp = policy(state.networks.actor, batch.S_next, next_key)
+    batch, temperature = sample.items, jnp.exp(state.networks["log_temperature"])
+    next_action, next_logp = policy(state.networks["actor"], batch.S_next, next_key)
     next_q = q(state.target_critics, batch.S_next, next_action).min(axis=0)
     # Pendulum ends at its time limit alone, where In stays gamma: the value goes on.
     target = batch.Rn + batch.In * (next_q - temperature * next_logp)
 
-    def loss_fn(networks: Networks) -> tuple[jax.Array, jax.Array]:
-        td_errors = target - q(networks.critics, batch.S, batch.A)  # [2, B]
-        action, logp = policy(networks.actor, batch.S, policy_key)
-        value = q(jax.lax.stop_gradient(networks.critics), batch.S, action).min(axis=0)
+    def loss_fn(networks: dict) -> tuple[jax.Array, jax.Array]:
+        td_errors = target - q(networks["critics"], batch.S, batch.A)  # [2, B]
+        action, logp = policy(networks["actor"], batch.S, policy_key)
+        value = q(jax.lax.stop_gradient(networks["critics"]), batch.S, action).min(axis=0)
         actor_loss = jnp.mean(temperature * logp - value)
         too_certain = jnp.mean(jax.lax.stop_gradient(logp)) - env.num_actions  # the target entropy is -num_actions
         critic_loss = jnp.mean(sample.weights * jnp.sum(td_errors**2, axis=0) / 2)  # weights of uniform draws are 1
-        return critic_loss + actor_loss - networks.log_temperature * too_certain, td_errors
+        return critic_loss + actor_loss - networks["log_temperature"] * too_certain, td_errors
 
     grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.networks)
     # With two critics the mean error is the priority; uniform draws ignore it.
     replay = buffer.update(state.buffer, sample.indices, jnp.mean(jnp.abs(td_errors), axis=0))
     updates, opt = optimizer.update(grads, state.opt)
     networks = optax.apply_updates(state.networks, updates)
-    target_critics = optax.incremental_update(networks.critics, state.target_critics, TARGET_RATE)
+    target_critics = optax.incremental_update(networks["critics"], state.target_critics, TARGET_RATE)
     return state.replace(buffer=replay, networks=networks, target_critics=target_critics, opt=opt, key=key)
 
 
@@ -176,14 +166,13 @@ def main() -> np.ndarray:
         for seed, x in enumerate(np.swapaxes(returns, 0, 1)):
             episodes[seed].extend(x[~np.isnan(x)])
         curves.append([np.mean(x[-LAST:]) for x in episodes])
-    curves = np.transpose(curves)
 
-    figure, axes = plt.subplots(layout="constrained")
-    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, len(curves) + 1), curves, color="tab:blue", linewidth=1)
     axes.set(title="Pendulum-v1, Soft Actor-Critic", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
     figure.savefig("sac.png", dpi=150)
-    print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
-    return curves
+    print(f"return of the last {LAST} episodes: {np.mean(curves[-1]):.0f}; by seed: {np.round(curves[-1])}")
+    return np.transpose(curves)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,15 @@ python examples/agents/sebulba.py           # 2 seeds, a minute on two CPU cores
 python examples/agents/sebulba.py --short   # a few seconds, to see that it runs
 
 Each actor steps Gymnasium environments in a thread of its own and adds transitions to one `Shared`. The main thread
-draws, learns and updates priorities. The ratio of draws to additions makes whoever is ahead wait. The plot shows the
-returns, the ratio over time, and how each thread spent its time. Where Ctrl-C ends a run, the same command goes on.
+draws, learns and updates priorities. The ratio of draws to additions makes whoever is ahead wait. Where Ctrl-C ends a
+run, the same command goes on.
 """
 
 import argparse
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import shutil
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +44,6 @@ tracer = jr.NStep(n=N, gamma=GAMMA, num_envs=ENVS)
 q_values = jax.jit(network.apply)
 
 
-class Clock:
-    """Seconds that a thread spent in each of its activities."""
-
-    def __init__(self):
-        self.seconds: collections.Counter[str] = collections.Counter()
-
-    @contextlib.contextmanager
-    def __call__(self, activity: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[activity] += time.perf_counter() - start
-
-
 @dataclasses.dataclass
 class Run:
     """What the threads of one run share."""
@@ -70,8 +52,6 @@ class Run:
     learner: dict[str, Any]  # parameters, target parameters, optimizer state, and number of updates
     shared: jr.Shared
     episodes: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (step, return) of finished ones
-    ratios: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (step, draws for each addition so far)
-    clocks: dict[str, Clock] = dataclasses.field(default_factory=lambda: collections.defaultdict(Clock))
 
     @property
     def taken(self) -> int:
@@ -81,26 +61,21 @@ class Run:
 
 def act(run: Run, actor: int, first: int) -> None:
     """The body of an actor's thread, until `shared` is closed; `first` is the update at which it starts."""
-    clock = run.clocks[f"actor {actor}"]
     # If an actor fails, the others and the learner hear of it at their next call.
     with run.shared.worker(), contextlib.closing(gymnasium.make_vec("CartPole-v1", ENVS, "sync")) as envs:
         rng = np.random.default_rng((run.seed, actor, first))
         obs, _ = envs.reset(seed=int(rng.integers(2**31)))
         tracing, resets, returns = None, np.zeros(ENVS, bool), np.zeros(ENVS)
         while True:
-            with clock("policy"):
-                epsilon = max(0.01, 1 - max(0, run.taken - WARMUP) / (EXPLORE * STEPS))
-                greedy = np.argmax(q_values(run.learner["params"], obs), axis=-1)
-                action = np.where(rng.random(ENVS) < epsilon, rng.integers(0, 2, ENVS), greedy).astype(np.int32)
-            with clock("environments"):
-                next_obs, reward, terminated, truncated, _ = envs.step(action)
+            epsilon = max(0.01, 1 - max(0, run.taken - WARMUP) / (EXPLORE * STEPS))
+            greedy = np.argmax(q_values(run.learner["params"], obs), axis=-1)
+            action = np.where(rng.random(ENVS) < epsilon, rng.integers(0, 2, ENVS), greedy).astype(np.int32)
+            next_obs, reward, terminated, truncated, _ = envs.step(action)
             step = (obs, action, reward.astype(np.float32), terminated, truncated, next_obs)
-            with clock("tracer"):
-                tracing = tracer.init(*step) if tracing is None else tracing
-                # Gymnasium resets at the step after an episode's last, which is no transition.
-                tracing, batch, _ = tracer.add(tracing, *step, mask=~resets)
-            with clock("add, with its waiting"):
-                run.shared.add(batch)  # waits while additions are ahead of the draws
+            tracing = tracer.init(*step) if tracing is None else tracing
+            # Gymnasium resets at the step after an episode's last, which is no transition.
+            tracing, batch, _ = tracer.add(tracing, *step, mask=~resets)
+            run.shared.add(batch)  # waits while additions are ahead of the draws
             returns += reward
             resets = terminated | truncated
             run.episodes.extend((run.taken, float(x)) for x in returns[resets])
@@ -124,31 +99,27 @@ def learn(params: Any, target_params: Any, opt: optax.OptState, batch: jr.Transi
 
 
 def update(run: Run) -> None:
-    clock, learner = run.clocks["learner"], run.learner
-    with clock("draw, with its waiting"):  # waits while draws are ahead of the additions
-        sample = run.shared.sample(jax.random.fold_in(jax.random.key(run.seed), learner["updates"]), BATCH)
-    with clock("learning"):
-        *new, td_errors = learn(learner["params"], learner["target"], learner["opt"], sample.items)
-        # An actor may have overwritten a drawn item meanwhile; its priority then stays.
-        run.shared.update(sample.indices, jax.block_until_ready(td_errors))
+    learner = run.learner
+    key = jax.random.fold_in(jax.random.key(run.seed), learner["updates"])
+    sample = run.shared.sample(key, BATCH)  # waits while draws are ahead of the additions
+    *new, td_errors = learn(learner["params"], learner["target"], learner["opt"], sample.items)
+    # An actor may have overwritten a drawn item meanwhile; its priority then stays.
+    run.shared.update(sample.indices, td_errors)
     run.learner = dict(zip(("params", "target", "opt"), new, strict=True), updates=learner["updates"] + 1)
-    if run.learner["updates"] % 20 == 0:
-        run.ratios.append((run.taken, run.shared.drawn / max(run.shared.added, 1)))
 
 
-def contents(run: Run, replay: Any, added: int, drawn: int) -> dict[str, Any]:
-    """Contents of a checkpoint. Lists are padded, so that the arrays of all checkpoints have the same shapes."""
-    history = np.full((2, STEPS, 2), -1, np.float32)
-    for padded, rows in zip(history, (run.episodes, run.ratios), strict=True):
-        padded[: len(rows)] = np.reshape(rows, (-1, 2))
-    return {"replay": replay, "added": added, "drawn": drawn, "learner": run.learner, "history": history}
+def contents(run: Run, replay: Any) -> dict[str, Any]:
+    """Contents of a checkpoint. Episodes are padded, so that the arrays of all checkpoints have the same shapes."""
+    ended = np.reshape(list(run.episodes), (-1, 2)).astype(np.float32)
+    episodes = np.pad(ended, [(0, STEPS - len(ended)), (0, 0)], constant_values=-1)
+    counts = {"added": run.shared.added, "drawn": run.shared.drawn}
+    return {"replay": replay, "counts": counts, "learner": run.learner, "episodes": episodes}
 
 
 def save(run: Run, checkpoint: Path, wait: bool = False) -> None:
     """Write a checkpoint of one moment; it is being written while the threads go on, unless `wait`."""
     with run.shared.state() as cell:
-        saved = contents(run, cell.state, run.shared.added, run.shared.drawn)
-        jr.save(checkpoint, {"replay": buffer}, saved, wait=wait)
+        jr.save(checkpoint, {"replay": buffer}, contents(run, cell.state), wait=wait)
 
 
 def begin(seed: int, checkpoint: Path) -> Run:
@@ -157,57 +128,31 @@ def begin(seed: int, checkpoint: Path) -> Run:
     learner = {"params": params, "target": params, "opt": optimizer.init(params), "updates": 0}
     no, obs = jnp.zeros(ENVS, bool), jnp.zeros((ENVS, 4))
     replay = buffer.init(tracer.spec(obs, jnp.zeros(ENVS, jnp.int32), jnp.zeros(ENVS), no, no, obs))
-    run, counts = Run(seed, learner, None, [], []), {"added": 0, "drawn": 0}
+    run = Run(seed, learner, jr.Shared(buffer, replay, ratio=RATIO, min_size=WARMUP))
     if checkpoint.exists():
-        saved = jr.restore(checkpoint, {"replay": buffer}, contents(run, replay, 0, 0))
-        replay, counts = saved["replay"], {name: saved[name] for name in counts}
+        saved = jr.restore(checkpoint, {"replay": buffer}, contents(run, replay))
         run.learner = saved["learner"] | {"updates": int(saved["learner"]["updates"])}
-        run.episodes, run.ratios = ([(int(t), float(x)) for t, x in rows if t >= 0] for rows in saved["history"])
+        run.shared = jr.Shared(buffer, saved["replay"], ratio=RATIO, min_size=WARMUP, **saved["counts"])
+        run.episodes = [(int(t), float(x)) for t, x in saved["episodes"] if t >= 0]
         print(f"goes on at update {run.learner['updates']:,}")
-    run.shared = jr.Shared(buffer, replay, ratio=RATIO, min_size=WARMUP, **counts)
     return run
 
 
 def train(run: Run, updates: int, checkpoint: Path) -> None:
     """Run all threads until so many updates were made. If interrupted, the last state is saved."""
-    bar = tqdm(total=updates, initial=run.learner["updates"], unit=" updates")
+    first = run.learner["updates"]
     try:
         with concurrent.futures.ThreadPoolExecutor(ACTORS) as threads, run.shared:  # closed at the end: actors end too
             for actor in range(ACTORS):
-                threads.submit(act, run, actor, run.learner["updates"])
-            while run.learner["updates"] < updates:
+                threads.submit(act, run, actor, first)
+            for done in tqdm(range(first + 1, updates + 1), initial=first, total=updates, unit=" updates"):
                 update(run)
-                bar.update()
-                if run.learner["updates"] % SAVE_EVERY == 0:
+                if done % SAVE_EVERY == 0:
                     save(run, checkpoint)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted after {run.learner['updates']:,} updates; the same command goes on") from None
     finally:
-        bar.close()
         save(run, checkpoint, wait=True)
-
-
-def plot(runs: list[Run]) -> None:
-    """Returns and ratio of each seed, and the shares of the threads' time in the last run."""
-    figure, (returns, ratio, time_of) = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
-    for run in runs:
-        steps, values = np.array(run.episodes).T
-        means = np.convolve(values, np.ones(LAST) / LAST, "valid") if len(values) >= LAST else values
-        returns.plot(steps[-len(means) :], means, label=f"seed {run.seed}")
-        ratio.plot(*np.array(run.ratios).T)
-    returns.set(title=f"Return, mean of {LAST} episodes", xlabel="environment steps", ylim=(0, 510))
-    ratio.axhline(RATIO, color="gray", linestyle="--", linewidth=1)
-    ratio.set(title="Draws for each addition", xlabel="environment steps", ylim=(RATIO * 0.8, RATIO * 1.2))
-    threads = sorted(runs[-1].clocks)
-    left = np.zeros(len(threads))
-    for activity in dict.fromkeys(x for name in threads for x in runs[-1].clocks[name].seconds):
-        seconds = np.array([runs[-1].clocks[name].seconds[activity] for name in threads])
-        share = 100 * seconds / [sum(runs[-1].clocks[name].seconds.values()) for name in threads]
-        time_of.barh(threads, share, left=left, label=activity)
-        left += share
-    time_of.set(title="Time of each thread (%)", xlim=(0, 100))
-    time_of.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize=8)
-    figure.savefig("sebulba.png", dpi=150)
 
 
 def main() -> np.ndarray:
@@ -223,9 +168,15 @@ def main() -> np.ndarray:
     for seed, checkpoint in enumerate(checkpoints, args.seed):
         runs.append(begin(seed, checkpoint))
         train(runs[-1], RATIO * (steps - WARMUP) // BATCH, checkpoint)
-    plot(runs)
     for checkpoint in checkpoints:
         shutil.rmtree(checkpoint)
+
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    for run in runs:
+        steps, returns = np.array(run.episodes).T
+        axes.plot(steps[LAST - 1 :], np.convolve(returns, np.ones(LAST) / LAST, "valid"), color="tab:blue", linewidth=1)
+    axes.set(title="CartPole-v1, threads that act", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
+    figure.savefig("sebulba.png", dpi=150)
     found = np.array([np.mean([x for _, x in run.episodes[-LAST:]]) for run in runs])
     print(f"return of the last {LAST} episodes: {found.mean():.0f}; by seed: {np.round(found)}")
     return found[:, None]

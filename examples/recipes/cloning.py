@@ -6,13 +6,11 @@ import optax
 
 import jaxreplay as jr
 
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 expert = jnp.array([[1.0, -1.0], [0.5, 0.0], [0.0, 2.0], [-1.0, 1.0]], jnp.float32)
 obs = jax.random.normal(jax.random.key(0), (1_000, 4), jnp.float32)
-demonstrations = {
-    "row": jnp.arange(1_000, dtype=jnp.int32),
-    "obs": obs,
-    "action": jnp.argmax(obs @ expert, axis=1),
-}
+numbers, action = jnp.arange(1_000, dtype=jnp.int32), jnp.argmax(obs @ expert, axis=1)
+demonstrations = {"row": numbers, "obs": obs, "action": action}
 buffer = jr.ReplayBuffer(capacity=1_000)
 replay = buffer.add(buffer.init(demonstrations), demonstrations)
 # Four; the last one has 232 rows.
@@ -25,9 +23,8 @@ def epoch(params, key):
         batch = buffer.epoch(replay, key, 256, step=number)
 
         def loss(params):
-            losses = optax.softmax_cross_entropy_with_integer_labels(
-                batch.items["obs"] @ params, batch.items["action"]
-            )
+            logits, actions = batch.items["obs"] @ params, batch.items["action"]
+            losses = cross_entropy(logits, actions)
             # Rows without an item have weight 0.
             return jnp.sum(batch.weights * losses) / jnp.sum(batch.weights)
 

@@ -5,10 +5,8 @@ import jax.numpy as jnp
 
 import jaxreplay as jr
 
-sampler = jr.Uniform(replacement=False)
-buffer = jr.SequenceBuffer(
-    length=250_000, num_envs=4, sequence_length=64, sampler=sampler
-)
+settings = {"sequence_length": 64, "sampler": jr.Uniform(replacement=False)}
+buffer = jr.SequenceBuffer(length=250_000, num_envs=4, **settings)
 # A replay ratio of 32, for the 4 x 64 steps that are gathered at a time.
 num_updates = 32 * 4 * 64 // (16 * 64)
 

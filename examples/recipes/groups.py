@@ -22,12 +22,8 @@ def roll_out(policy, tasks, version, key):
     tokens = jax.random.categorical(key, logp[:, None], shape=(len(tasks), group))
     tokens = tokens.astype(jnp.int32)
     rewards = (tokens == answers[tasks][:, None]).astype(jnp.float32)
-    rows = {
-        "task": tasks,
-        "tokens": tokens,
-        "rewards": rewards,
-        "version": jnp.full(len(tasks), version, jnp.int32),
-    }
+    rows = {"task": tasks, "tokens": tokens, "rewards": rewards}
+    rows["version"] = jnp.full(len(tasks), version, jnp.int32)
     return rows | {"logp": jnp.take_along_axis(logp, tokens, axis=1)}
 
 

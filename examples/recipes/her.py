@@ -7,9 +7,8 @@ import optax
 import jaxreplay as jr
 
 bits = 16
-buffer = jr.SequenceBuffer(
-    length=62_500, num_envs=16, sequence_length=2, windows="inside", hindsight=True
-)
+settings = {"sequence_length": 2, "windows": "inside", "hindsight": True}
+buffer = jr.SequenceBuffer(length=62_500, num_envs=16, **settings)
 
 
 def solved(achieved, goal):  # of one row
@@ -30,18 +29,12 @@ def step(carry, x):
     state, goal = carry
     time, key = x
     action = jax.random.randint(key, (16,), 0, bits, jnp.int32)  # your policy acts here
-    row = {
-        "achieved_goal": state,
-        "desired_goal": goal,
-        "action": action,
-        "step": jnp.full(16, time < bits),
-    }
+    row = {"achieved_goal": state, "desired_goal": goal, "action": action}
     state ^= jnp.arange(bits) == action[:, None]
-    row |= {
-        "reward": jax.vmap(reward)(state, goal),
-        "terminated": jax.vmap(solved)(state, goal),
-    }
-    return (state, goal), row | {"truncated": jnp.full(16, time == bits - 1)}
+    row["reward"] = jax.vmap(reward)(state, goal)
+    row["terminated"] = jax.vmap(solved)(state, goal)
+    row["truncated"] = jnp.full(16, time == bits - 1)
+    return (state, goal), row | {"step": jnp.full(16, time < bits)}
 
 
 def play(key):  # 16 episodes of 16 flips; the row of a final state is not a step
@@ -58,15 +51,13 @@ def train_step(carry, key):
     # Pairs of rows in one episode, and a later row of it: the strategy "future".
     sample = buffer.sample(replay, draw_key, batch_size=128)
     later, steps = buffer.later(replay, later_key, sample.indices)
-    settings = {"share": 0.8, "mask": steps > 0, "terminated": solved}
-    rows, _ = jr.hindsight(
-        goal_key, sample.items, later["achieved_goal"], reward, **settings
-    )
-    rest = rows["action"], rows["reward"], rows["terminated"], rows["truncated"]
+    goals = later["achieved_goal"]
+    how = {"share": 0.8, "mask": steps > 0, "terminated": solved}
+    rows, _ = jr.hindsight(goal_key, sample.items, goals, reward, **how)
     seen = rows["achieved_goal"], rows["desired_goal"]
-    batch, valid = jr.sequence_transitions(
-        seen, *rest, n=1, gamma=0.98, mask=rows["step"]
-    )
+    names = ("action", "reward", "terminated", "truncated", "step")
+    *rest, is_step = (rows[name] for name in names)
+    batch, valid = jr.sequence_transitions(seen, *rest, n=1, gamma=0.98, mask=is_step)
     targets = batch.Rn + batch.In * q(target, *batch.S_next).max(axis=1)
 
     def loss(params):

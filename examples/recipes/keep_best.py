@@ -12,6 +12,7 @@ code = jax.random.randint(jax.random.key(0), (16,), 0, 4)
 # The 32 best of the run, drawn by rank. Staleness would draw old ones more often.
 best = jr.Levels(capacity=32, temperature=1.0, staleness=0.0)
 optimizer = optax.adam(0.03)
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 def play(policy, key):
@@ -30,9 +31,7 @@ def train_step(carry, key):
 
     def loss(policy):
         logits = jnp.broadcast_to(policy, (32, *policy.shape))
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits, drawn["actions"]
-        ).mean()
+        return cross_entropy(logits, drawn["actions"]).mean()
 
     updates, moments = optimizer.update(jax.grad(loss)(policy), moments)
     lowest = kept.scores.min()

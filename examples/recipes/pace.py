@@ -51,11 +51,7 @@ def train(discards, waits, key, ticks=800):
         # The next tasks of the list start where rollouts are done.
         tasks = (cursor + jnp.cumsum(done, dtype=jnp.int32)) % num_tasks
         new = roll_out(policy, tasks, version, rollout_key)
-        flight = jax.tree.map(
-            lambda x, y: jnp.where(done.reshape(-1, *[1] * (x.ndim - 1)), x, y),
-            new,
-            flight,
-        )
+        flight = jax.tree.map(lambda *x: jax.vmap(jnp.where)(done, *x), new, flight)
         left = jnp.where(done, jnp.where(is_slow[tasks], 16, 1), left)
         cursor = (cursor + jnp.sum(done, dtype=jnp.int32)) % num_tasks
         # The learner waits while an update would make a rollout in flight too old.
@@ -65,23 +61,17 @@ def train(discards, waits, key, ticks=800):
         sample = buffer.sample(replay, draw_key, batch_size=2 * in_flight)
         grads = jax.grad(loss)(policy, sample.items, sample.weights)
         updates, new_state = optimizer.update(grads, opt_state)
-        policy, opt_state = jax.tree.map(
-            lambda x, y: jnp.where(ready, x, y),
-            (optax.apply_updates(policy, updates), new_state),
-            (policy, opt_state),
-        )
+        old = policy, opt_state
+        updated = optax.apply_updates(policy, updates), new_state
+        policy, opt_state = jax.tree.map(lambda *x: jnp.where(ready, *x), updated, old)
         learned = jnp.where(ready, sample.indices, -1)
         staleness = jnp.where(learned >= 0, version - sample.items["version"], -1)
         replay = buffer.update(replay, learned, jnp.zeros(2 * in_flight))
         version = version + ready
         solved = jax.nn.softmax(policy)[jnp.arange(num_tasks), answers]
-        log = {
-            "fast": solved[::2].mean(),
-            "slow": solved[1::2].mean(),
-            "staleness": staleness.max(),
-            "updates": version,
-            "learned": jnp.sum(learned >= 0, dtype=jnp.int32),
-        }
+        log = {"fast": solved[::2].mean(), "slow": solved[1::2].mean()}
+        log |= {"staleness": staleness.max(), "updates": version}
+        log["learned"] = jnp.sum(learned >= 0, dtype=jnp.int32)
         return (policy, opt_state, replay, flight, left, version, cursor), log
 
     first_key, key = jax.random.split(key)
@@ -93,31 +83,13 @@ def train(discards, waits, key, ticks=800):
     return jax.lax.scan(tick, carry, jax.random.split(key, ticks))[1]
 
 
-learners = {  # a learner discards late groups, waits so that none is late, or neither
-    "discards": (True, False),
-    "keeps all": (False, False),
-    "waits": (False, True),
-}
-of_seeds = jax.vmap(train, in_axes=(None, None, 0))
-of_learners = jax.jit(jax.vmap(of_seeds, in_axes=(0, 0, None)))
+# Whether it discards late groups, and whether it waits so that none is late.
+rules = ("discards", True, False), ("keeps all", False, False), ("waits", False, True)
 keys = jax.random.split(jax.random.key(1), num_seeds)
-discards, waits = jnp.array([*learners.values()]).T
-logs = jax.tree.map(np.asarray, of_learners(discards, waits, keys))
-logs = {  # [num_seeds, ticks] each
-    name: jax.tree.map(lambda x, k=k: x[k], logs) for k, name in enumerate(learners)
-}
-
-
-def with_interval(x):
-    """The mean over seeds, and its 95% bootstrap interval."""
-    means = np.random.default_rng(0).choice(x, (10_000, num_seeds)).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return f"{x.mean():.3f} [{low:.3f}, {high:.3f}]"
-
-
-print("learner      answer, fast tasks      answer, slow tasks   groups updates oldest")
-for name, log in logs.items():
-    fast, slow = (with_interval(log[kind][:, -1]) for kind in ("fast", "slow"))
-    groups, updates = log["learned"].sum(axis=1).mean(), log["updates"][:, -1].mean()
-    oldest = log["staleness"].max()
-    print(f"{name:9}{fast:>23} {slow:>23} {groups:8.0f} {updates:7.0f} {oldest:6}")
+of_seeds, logs = jax.jit(jax.vmap(train, in_axes=(None, None, 0))), {}
+print("learner    fast tasks  slow tasks  groups  updates  oldest")
+for name, *learner in rules:
+    log = logs[name] = jax.tree.map(np.asarray, of_seeds(*learner, keys))
+    fast, slow, updates = (log[x][:, -1].mean() for x in ("fast", "slow", "updates"))
+    groups, oldest = log["learned"].sum(axis=1).mean(), log["staleness"].max()
+    print(f"{name:9}{fast:12.3f}{slow:12.3f}{groups:8.0f}{updates:9.0f}{oldest:8}")

@@ -6,10 +6,9 @@ import optax
 
 import jaxreplay as jr
 
-settings = {"windows": "cut", "sampler": jr.Prioritized(alpha=0.9, beta=0.0)}
-buffer = jr.SequenceBuffer(
-    length=10_000, num_envs=8, sequence_length=80, stride=40, **settings
-)
+settings = {"sequence_length": 80, "stride": 40, "windows": "cut"}
+sampler = jr.Prioritized(alpha=0.9, beta=0.0)
+buffer = jr.SequenceBuffer(length=10_000, num_envs=8, sampler=sampler, **settings)
 
 
 def cell(params, h, obs):
@@ -52,9 +51,8 @@ def train_step(carry, key):
         values["target"] = unroll(target, h_target, items["obs"])[1]
         rest = [items[x] for x in ("action", "reward", "terminated")]
         no = jnp.zeros((64, 40), bool)  # is truncated
-        batch, valid = jr.sequence_transitions(
-            values, *rest, no, n=5, gamma=0.9, mask=sample.mask[:, 40:]
-        )
+        how = {"n": 5, "gamma": 0.9, "mask": sample.mask[:, 40:]}
+        batch, valid = jr.sequence_transitions(values, *rest, no, **how)
         best = jnp.argmax(batch.S_next["q"], axis=1)[:, None]
         next_value = jnp.take_along_axis(batch.S_next["target"], best, axis=1)[:, 0]
         targets = batch.Rn + batch.In * next_value

@@ -52,10 +52,8 @@ def train_step(carry, key):
     replay = buffer.add(replay, 0, batch)
     # All online rows come before the offline rows.
     rows = buffer.sample(replay, draw_key, updates_per_step * 256).items
-    batches = jax.tree.map(
-        lambda x: x.reshape(2, updates_per_step, 128).swapaxes(0, 1).reshape(-1, 256),
-        rows,
-    )
+    halves = jax.tree.map(lambda x: x.reshape(2, updates_per_step, 128), rows)
+    batches = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, 256), halves)
     learner, places = jax.lax.scan(update, learner, batches)  # each is half and half
     return (learner, env, replay), places
 

@@ -53,10 +53,8 @@ def train_step(carry, key):
 
 
 env = jnp.full(4, 1.5, jnp.float32), jnp.arange(0, 48, 12, dtype=jnp.int32)
-params = {
-    "actor": jnp.zeros(3, jnp.float32),
-    "critics": 0.1 * jax.random.normal(jax.random.key(1), (2, 6), jnp.float32),
-}
+critics = 0.1 * jax.random.normal(jax.random.key(1), (2, 6), jnp.float32)
+params = {"actor": jnp.zeros(3, jnp.float32), "critics": critics}
 _, transition = step(env, env[0])
 tracing, replay = tracer.init(*transition), buffer.init(tracer.spec(*transition))
 carry = params, params["critics"], optimizer.init(params), env, tracing, replay

@@ -6,9 +6,8 @@ import optax
 
 import jaxreplay as jr
 
-sampler = jr.Prioritized(
-    alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored"
-)
+settings = {"floor": 1.0, "max_priority": "stored"}
+sampler = jr.Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, **settings)
 buffer = jr.ReplayBuffer(capacity=1_000_000, sampler=sampler)
 optimizer = optax.adam(3e-3)
 
@@ -60,10 +59,8 @@ def train_step(carry, key):
 
 
 keys = jax.random.split(jax.random.key(0), 3_000)
-params = {
-    "actor": jnp.zeros(2, jnp.float32),
-    "critics": 0.1 * jax.random.normal(keys[0], (2, 6), jnp.float32),
-}
+critics = 0.1 * jax.random.normal(keys[0], (2, 6), jnp.float32)
+params = {"actor": jnp.zeros(2, jnp.float32), "critics": critics}
 replay = buffer.init(gather(params["actor"], keys[0]))
 carry = params, params, optimizer.init(params), replay
 train = jax.jit(lambda carry, keys: jax.lax.scan(train_step, carry, keys))

@@ -23,9 +23,7 @@ def episodes(buffer, replay):
         rows = {name: x[:, 0] for name, x in stream.items()}
         steps = np.flatnonzero(rows["step"])
         over = rows["terminated"][steps] | rows["truncated"][steps]
-        for at in np.split(steps, np.flatnonzero(over) + 1):
-            if at.size == 0:
-                continue
+        for at in filter(len, np.split(steps, np.flatnonzero(over) + 1)):
             last = stream["observation"][at[-1], 1]
             terminated = rows["terminated"][at]
             yield minari.data_collector.EpisodeBuffer(

@@ -6,6 +6,8 @@ time of one program for all.
 """
 
 import argparse
+import dataclasses
+import functools
 import pathlib
 import sys
 import types
@@ -25,7 +27,7 @@ import sweep
 class Flashbax:
     """flashbax's prioritised trajectory buffer with the methods of `jr.SequenceBuffer`; its alpha is static."""
 
-    def __init__(self, config: sweep.Config, sequence_length: int, alpha: float):
+    def __init__(self, config: sweep.Config, sequence_length: int, *, alpha: float):
         import flashbax
 
         self.buffer = flashbax.make_prioritised_trajectory_buffer(
@@ -62,9 +64,14 @@ def main() -> None:
     options = parser.parse_args()
     config, keys = sweep.Config(steps=options.steps), jax.random.split(jax.random.key(0), options.seeds)
     for k in np.linspace(0, 63, options.count).astype(int):
-        for name, make in {"jaxreplay": sweep.sequences, "flashbax": Flashbax}.items():
-            returns, compiling, running = sweep.run_one(config, keys, sweep.of_setting(k), make_buffer=make)
-            print(f"setting {k}, {name}: compile {compiling:.1f} s, run {running:.1f} s, return {returns.mean():.2f}")
+        alpha, n, learning_rate, updates = sweep.SETTINGS[k]
+        of_setting = dataclasses.replace(config, max_n=n, max_updates=updates)
+        flashbax = functools.partial(Flashbax, alpha=alpha)
+        for name, make, traced in ("jaxreplay", sweep.sequences, alpha), ("flashbax", flashbax, None):
+            train = sweep.make_train(of_setting, make)
+            setting = sweep.Setting(traced, n, learning_rate, updates)
+            returns, times = sweep.timed(jax.vmap(functools.partial(train, setting=setting)), keys)
+            print(f"setting {k}, {name}: {times}, return {returns.mean():.2f}")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ import jaxreplay as jr
 
 ALPHA, N = (0.0, 0.3, 0.6, 0.9), (1, 2, 4, 8)
 LEARNING_RATE, UPDATES = (5e-4, 2e-3), (1, 2)
+BATCH, WIDTH, GAMMA, TARGET_RATE = 32, 32, 0.99, 0.02
+EPSILON, EXPLORATION = 0.05, 0.2  # fraction of the steps in which epsilon falls from 1
 SETTINGS = [*itertools.product(ALPHA, N, LEARNING_RATE, UPDATES)]
 
 
@@ -51,12 +53,6 @@ class Config:
     num_envs: int = 4
     warmup: int = 100  # steps with random actions before the first update
     length: int = 1_024  # steps kept per environment
-    batch_size: int = 32
-    width: int = 32
-    gamma: float = 0.99
-    target_rate: float = 0.02
-    epsilon: float = 0.05
-    exploration: float = 0.2  # fraction of the steps in which epsilon falls from 1
     max_n: int = N[-1]  # the largest of all settings
     max_updates: int = UPDATES[-1]
 
@@ -94,7 +90,7 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
     `make_buffer` returns an object with the methods init, add, sample and update of `jr.SequenceBuffer`.
     """
     env, env_params = gymnax.make(config.task)
-    hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
+    hidden = [nn.Dense(WIDTH), nn.relu, nn.Dense(WIDTH), nn.relu]
     network = nn.Sequential(
         [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), *hidden, nn.Dense(env.num_actions)]
     )
@@ -139,10 +135,10 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
     def learn(state: State, key: jax.Array, setting: Setting, masked: jax.Array | bool) -> State:
         """One update; it changes nothing where `masked`."""
         restricted = {} if setting.max_age is None else {"max_age": setting.max_age}
-        sample = buffer.sample(state.buffer, key, config.batch_size, **restricted)
-        items, rows = sample.items, jnp.arange(config.batch_size)
+        sample = buffer.sample(state.buffer, key, BATCH, **restricted)
+        items, rows = sample.items, jnp.arange(BATCH)
         columns = [items[name] for name in ("obs", "action", "reward", "terminated", "truncated")]
-        how = {"n": setting.n, "max_n": config.max_n, "gamma": config.gamma}
+        how = {"n": setting.n, "max_n": config.max_n, "gamma": GAMMA}
         batch, valid = jr.sequence_transitions(*columns, **how, mask=items["step"])
         best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
         target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
@@ -154,14 +150,14 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
         grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
         updates, opt = optax.adam(setting.learning_rate).update(grads, state.opt)
         params = optax.apply_updates(state.params, updates)
-        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
+        target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
         # The handle -1 names nothing. The storage itself is never selected, which would copy it.
         replay = buffer.update(state.buffer, jnp.where(masked, -1, sample.indices), td_errors)
         new = state.replace(params=params, target_params=target_params, opt=opt, buffer=None)
         old = state.replace(buffer=None)
         return jax.tree.map(lambda x, y: jnp.where(masked, x, y), old, new).replace(buffer=replay)
 
-    explore = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
+    explore = optax.linear_schedule(1.0, EPSILON, int(EXPLORATION * config.steps))
 
     def train(key: jax.Array, setting: Setting) -> jax.Array:
         def step(state: State, t: jax.Array) -> tuple[State, Any]:

@@ -32,7 +32,7 @@ class Flashbax:
 
         self.buffer = flashbax.make_prioritised_trajectory_buffer(
             add_batch_size=config.num_envs,
-            sample_batch_size=config.batch_size,
+            sample_batch_size=sweep.BATCH,
             sample_sequence_length=sequence_length,
             period=1,
             min_length_time_axis=sequence_length,

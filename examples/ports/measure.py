@@ -1,7 +1,6 @@
 """What the ports share: their command line, how they are timed, and the table of the page.
 
-python examples/ports/measure.py           # the table of .docs/pages/ports.md, made from results/*.json
-python examples/ports/measure.py --write   # write it into the page
+python examples/ports/measure.py   # write the table of .docs/pages/ports.md, made from results/*.json
 
 A port is three files: `*_adapter.py` puts jaxreplay behind the other library's interface; the program has the agent,
 its settings and its runs; `*_checks.py` compares both versions with correct values, and says at its head what it found.
@@ -46,7 +45,7 @@ Run = Callable[[int], tuple[Iterable[float], float]]  # of a turn or seed: the r
 
 def parser(agent: str) -> Parser:
     """The command line of a port: --seeds, --seed, --out, --short, and --speed or --check."""
-    line = Parser(f"{agent}, original and ported.", seeds=8)
+    line = Parser(f"{agent}, original and ported.", seeds=8, short_seeds=1)
     line.add_argument("--speed", action="store_true", help="only time short runs, with buffers of several sizes")
     line.add_argument("--check", action="store_true", help="only check both versions against correct values")
     return line
@@ -212,10 +211,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    line = argparse.ArgumentParser(description="The table of the ports' results.")
-    line.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}, and do not print it")
-    if line.parse_args().write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
-    else:
-        print(table(), end="")
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])

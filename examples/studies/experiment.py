@@ -39,17 +39,18 @@ def agent(name: str, **constants: Any) -> Any:
 class Parser(argparse.ArgumentParser):
     """The options of a study: --seeds, --seed, --out and --short."""
 
-    def __init__(self, description: str, seeds: int):
+    def __init__(self, description: str, seeds: int, short_seeds: int = 2):
         super().__init__(description=description, allow_abbrev=False)
-        self.add_argument("--seeds", type=int, default=seeds, help=f"number of seeds ({seeds}; 2 if short)")
+        self.short_seeds = short_seeds
+        self.add_argument("--seeds", type=int, default=seeds, help=f"number of seeds ({seeds}; {short_seeds} if short)")
         self.add_argument("--seed", type=int, default=0, help="base seed (0)")
         self.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
-        self.add_argument("--short", action="store_true", help="two seeds and a tiny budget; it does not learn")
+        self.add_argument("--short", action="store_true", help="few seeds and a tiny budget; it does not learn")
 
     def parse(self) -> argparse.Namespace:
         """The arguments, and `keys` [seeds]. Makes the folder of --out."""
         args = self.parse_args()
-        args.seeds = 2 if args.short else args.seeds
+        args.seeds = self.short_seeds if args.short else args.seeds
         args.keys = jax.random.split(jax.random.key(args.seed), args.seeds)
         args.out.mkdir(parents=True, exist_ok=True)
         return args

@@ -34,7 +34,7 @@ def test_captions_have_the_environment_and_the_seeds_of_the_program():
     assert {program for program, *_ in found} == {x for x in shown() if x.startswith(("agents/", "studies/"))}
     for program, environment, seeds, times in found:
         source = (ROOT / "examples" / program).read_text()
-        default = re.search(r'"--seeds", type=int, default=(\d+)|add_experiment\(seeds=(\d+)', source)[0]
+        default = re.search(r'"--seeds", type=int, default=(\d+)|Parser\([^)]*, seeds=(\d+)', source)[0]
         assert default.endswith(f"={seeds}"), program
         assert environment
         assert re.fullmatch(r"\d+&nbsp;s|minutes", times)

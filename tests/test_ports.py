@@ -66,9 +66,7 @@ def test_lines(measure):
 
 def test_page(measure):
     page = measure.PAGE.read_text()
-    assert page.split(measure.BEGIN)[1].split(measure.END)[0] == measure.table(), (
-        "python examples/ports/measure.py --write"
-    )
+    assert page.split(measure.BEGIN)[1].split(measure.END)[0] == measure.table(), "python examples/ports/measure.py"
 
 
 def numbers(text):

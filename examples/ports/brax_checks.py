@@ -6,16 +6,13 @@ an integer above 2^24 changes. In a run the small networks of this task need mos
 from seed to seed in runs of 9,000 steps.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import measure
 import numpy as np
 from brax.training.replay_buffers import UniformSamplingQueue
 from brax_adapter import Replay
 
-CAPACITY, ROWS, BATCH = 100, 8, 1_000
+CAPACITY, ROWS, BATCH, ADDED = 100, 8, 1_000, 320
 BIG = 2**24 + 1  # the smallest integer that float32 lacks
 
 
@@ -25,36 +22,30 @@ def items(first: int, count: int) -> dict[str, jax.Array]:
     return {"number": number, "half": number / 2}
 
 
-def filled(kind: type, added: int) -> tuple[Any, Any]:
-    """A replay and its state, to which `added` items were added, 8 per call."""
+def drawn(kind: type) -> dict[str, np.ndarray]:
+    """20 draws of 1,000 items, after 320 were added, 8 per call."""
     replay = kind(CAPACITY, jax.tree.map(lambda x: x[0], items(0, 1)), BATCH)
-    state, insert = replay.init(jax.random.key(0)), jax.jit(replay.insert)
-    for first in range(0, added, ROWS):
+    state, insert, sample = replay.init(jax.random.key(0)), jax.jit(replay.insert), jax.jit(replay.sample)
+    for first in range(0, ADDED, ROWS):
         state = insert(state, items(first, ROWS))
-    return replay, state
-
-
-def drawn(kind: type, added: int, times: int = 1) -> dict[str, np.ndarray]:
-    """Items of `times` draws of 1,000."""
-    replay, state = filled(kind, added)
     found = []
-    for _ in range(times):
-        state, batch = jax.jit(replay.sample)(state)
-        found.append(jax.tree.map(np.asarray, batch))
+    for _ in range(20):
+        state, batch = sample(state)
+        found.append(batch)
     return jax.tree.map(lambda *x: np.concatenate(x), *found)
 
 
 def wrong(kind: type) -> str:
     """Draws that are not an item as it was added, or not among the newest 100."""
-    added, found = 40 * ROWS, drawn(kind, 40 * ROWS, 20)
+    found = drawn(kind)
     number = found["number"]
-    bad = (number < added - CAPACITY) | (number >= added) | (found["half"] != number / 2)
+    bad = (number < ADDED - CAPACITY) | (number >= ADDED) | (found["half"] != number / 2)
     return f"{bad.sum()} of {bad.size:,}"
 
 
 def chi_square(kind: type) -> str:
     """The statistic of 20,000 draws from 100 items."""
-    number = drawn(kind, 40 * ROWS, 20)["number"]
+    number = drawn(kind)["number"]
     counts = np.bincount(number - number.min(), minlength=CAPACITY)
     return f"{((counts - counts.mean()) ** 2 / counts.mean()).sum():.0f}"
 
@@ -75,18 +66,18 @@ def frame_bytes(kind: type) -> str:
     return f"{sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // CAPACITY:,}"
 
 
-def copied(kind: type, capacity: int = 100_000) -> str:
+def copied(kind: type) -> str:
     """Bytes of temporaries of a donated insertion."""
     row = {"row": jnp.zeros(12)}
-    replay = kind(capacity, row, 1)
+    replay = kind(100_000, row, 1)
     state = jax.eval_shape(replay.init, jax.random.key(0))
     added = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.tile(x, (ROWS, 1)), row))
     program = jax.jit(replay.insert, donate_argnums=0).lower(state, added).compile()
     return f"{program.memory_analysis().temp_size_in_bytes:,}"
 
 
-def check() -> list[dict[str, str]]:
-    """What both versions do, by name."""
+def check() -> dict[str, list[str]]:
+    """Findings in both versions."""
     rows = {
         f"draws of an item that was not added or is not among the newest {CAPACITY}": wrong,
         f"chi-square of 20,000 draws from {CAPACITY} items, 99 ± 28 in 95% of cases": chi_square,
@@ -94,4 +85,4 @@ def check() -> list[dict[str, str]]:
         "bytes of a stored item of 84x84x4 uint8 and one float32": frame_bytes,
         "bytes of temporaries of an insertion of 8 rows into 100,000 of 48 bytes": copied,
     }
-    return measure.checks(UniformSamplingQueue, Replay, rows)
+    return {what: [of(UniformSamplingQueue), of(Replay)] for what, of in rows.items()}

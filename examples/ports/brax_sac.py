@@ -12,7 +12,6 @@ queue, which rolls its whole storage at every insertion once it is full. The sam
 
 import functools
 import time
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -31,14 +30,15 @@ TASK, UPDATES, BATCH_SIZE = "inverted_pendulum", 8, 128
 AGENT = {"learning_rate": 1e-3, "discounting": 0.99, "batch_size": BATCH_SIZE, "normalize_observations": True}
 STEPS = {"episode_length": 1_000, "num_envs": 8, "min_replay_size": 1_000, "grad_updates_per_step": UPDATES}
 NETWORKS = functools.partial(networks.make_sac_networks, hidden_layer_sizes=(64, 64))
-CAPACITIES = (10_000, 100_000, 1_000_000)
-PORT, LINES = "buffer only", measure.count_lines(Replay)
+CAPACITIES = (10_000, 100_000)
+PORT = "buffer only"
+PORTS = {PORT: (Replay, measure.count_lines(Replay))}
 ORIGINAL = replay_buffers.UniformSamplingQueue
 
 
 def learn(
-    replay: type, seed: int, steps: int, evaluations: int, capacity: int = 10_000, num_eval_envs: int = 32
-) -> tuple[float, float]:
+    replay: type, steps: int, evaluations: int, seed: int, capacity: int = 10_000, num_eval_envs: int = 32
+) -> tuple[list[float], float]:
     """The mean return of a run's evaluations, and the seconds of its updates after the first evaluation."""
     found: list[tuple[float, float]] = []
 
@@ -51,17 +51,16 @@ def learn(
     with mock.patch.object(replay_buffers, "UniformSamplingQueue", replay):
         sac.train(environment=env, network_factory=NETWORKS, **settings)
     returns, times = np.array(found[1:]).T
-    return float(returns.mean()), times[-1] - times[0]
+    return [returns.mean()], times[-1] - times[0]
 
 
 def train(args: Any) -> measure.Rows:
-    """The row of returns."""
-    kinds, (steps, evaluations) = {"original": ORIGINAL, "port": Replay}, (2_000, 2) if args.short else (9_000, 10)
-    seeds = range(args.seed, args.seed + args.seeds)
-    found = measure.in_turn(kinds, seeds, lambda name, seed: learn(kinds[name], seed, steps, evaluations))
-    returns = {name: [round(x, 1) for x, _ in values] for name, values in found.items()}
+    """The row of returns, without seconds: these are of full buffers."""
+    steps, evaluations = (2_000, 2) if args.short else (9_000, 10)
+    kinds, seeds = {"original": ORIGINAL, PORT: Replay}, range(args.seed, args.seed + args.seeds)
+    runs = {name: functools.partial(learn, kind, steps, evaluations) for name, kind in kinds.items()}
     task = f"{TASK}, {steps:,} steps, {UPDATES} updates per 8 steps"
-    yield measure.result(PORT, LINES, task, {name: [] for name in kinds}, returns)
+    return measure.compare(runs, PORTS, task, seeds, warm_up=len(seeds))
 
 
 class FullQueue(ORIGINAL):
@@ -79,49 +78,44 @@ class FullReplay(Replay):
         return self.insert(super().init(key), zeros)
 
 
-FULL = {"original": FullQueue, "port": FullReplay}
+FULL = {"original": FullQueue, PORT: FullReplay}
 
 
-def program(replay: Any, item: dict[str, jax.Array], times: int) -> tuple[Callable, Any]:
-    """`times` insertions of 8 rows and draws in one program, which donates the state; and the state."""
+def of_buffer(kind: type, capacity: int, times: int = 50) -> measure.Run:
+    """Runs of insertions of 8 rows and draws of 1,024 in one program, which donates the state; the seconds of one."""
+    item = {"observation": jnp.zeros(4), "action": jnp.zeros(1), "rest": jnp.zeros(3), "next_observation": jnp.zeros(4)}
     added = jax.tree.map(lambda x: jnp.tile(x, (8, 1)), item)
+    replay = kind(capacity, item, BATCH_SIZE * UPDATES)
 
     def step(state: Any, number: jax.Array) -> tuple[Any, jax.Array]:
         state, batch = replay.sample(replay.insert(state, jax.tree.map(lambda x: x + number, added)))
         return state, batch["observation"].sum()
 
     steps = jax.jit(lambda state: jax.lax.scan(step, state, jnp.arange(times)), donate_argnums=0)
-    return steps, jax.jit(replay.init)(jax.random.key(0))
+    state = jax.jit(replay.init)(jax.random.key(0))
 
+    def run(turn: int) -> tuple[list[float], float]:
+        nonlocal state
+        start = time.perf_counter()
+        state = jax.block_until_ready(steps(state))[0]
+        return [], (time.perf_counter() - start) / times
 
-def time_buffers(capacity: int, rounds: int, times: int = 50) -> dict[str, Any]:
-    """Seconds of an insertion of 8 rows and a draw of 1,024, in full buffers, in alternation."""
-    item = {"observation": jnp.zeros(4), "action": jnp.zeros(1), "rest": jnp.zeros(3), "next_observation": jnp.zeros(4)}
-    made = {name: program(kind(capacity, item, BATCH_SIZE * UPDATES), item, times) for name, kind in FULL.items()}
-
-    def seconds(name: str, _: int) -> float:
-        (steps, state), start = made[name], time.perf_counter()
-        made[name] = steps, jax.block_until_ready(steps(state))[0]
-        return (time.perf_counter() - start) / times
-
-    found = measure.in_turn(FULL, range(rounds + 1), seconds)  # the first compiles
-    kept = {name: values[1:] for name, values in found.items()}
-    return measure.result(PORT, LINES, f"the buffer alone, full, {capacity:,} items", kept, None)
+    return run
 
 
 def speed(args: Any) -> measure.Rows:
     """Times of full buffers alone, and of updates between the evaluations of a run."""
+    rounds, times = (3, 1) if args.short else (9, 3)
     for capacity in CAPACITIES[: 1 if args.short else None]:
-        yield time_buffers(capacity, 3 if args.short else 9)
-
-        def seconds(name: str, seed: int, capacity: int = capacity) -> float:
-            return learn(FULL[name], seed, 4_200, 2, capacity, num_eval_envs=1)[1]
-
-        found = measure.in_turn(FULL, range(1 if args.short else 3), seconds)
-        yield measure.result(PORT, LINES, f"{TASK}, buffer full, {capacity:,} items, 1,600 steps", found, None)
+        runs = {name: of_buffer(kind, capacity) for name, kind in FULL.items()}
+        task = f"the buffer alone, full, {capacity:,} items"
+        yield from measure.compare(runs, PORTS, task, range(rounds + 1), warm_up=1, with_returns=False)
+        sizes = {"capacity": capacity, "num_eval_envs": 1}
+        runs = {name: functools.partial(learn, kind, 4_200, 2, **sizes) for name, kind in FULL.items()}
+        task = f"{TASK}, buffer full, {capacity:,} items, 1,600 steps"
+        yield from measure.compare(runs, PORTS, task, range(times), with_returns=False)
 
 
 if __name__ == "__main__":
-    args = measure.parser("brax's SAC").parse_args()
-    how = {"agent": "brax SAC", "check": brax_checks.check, "speed": speed, "train": train}
-    measure.run(args, "brax_sac", ("brax", "mujoco", "flax", "optax"), **how)
+    args, packages = measure.parser("brax's SAC").parse(), ("brax", "mujoco", "flax", "optax")
+    measure.run(args, "brax SAC", packages, check=brax_checks.check, speed=speed, train=train)

@@ -19,6 +19,7 @@ from jaxnasium_adapter import FINAL, Replay, TracedReplay
 import jaxreplay as jr
 
 LIMIT, NUM_ENVS, STEPS, LENGTH, BATCH_SIZE = 5, 2, 47, 32, 24
+TRACED = {"gamma": 0.9}
 
 
 def stream() -> Transition:
@@ -40,15 +41,11 @@ def filled(buffer: Any, **settings: Any) -> Any:
     return result
 
 
-def next_observations() -> list[dict[str, str]]:
-    """Rows of checks: which steps are drawn, and whether their next observation is right."""
+def next_observations() -> dict[str, list[str]]:
+    """Checks of drawn steps, and of their next observations."""
     newest = np.asarray(stream().observation)[-LENGTH : 1 - 3]  # with 3 steps, the earlier ones are in the buffer
     wrong, limits, stored = [], [], newest[newest % 100 == LIMIT - 1]
-    ways = (
-        (PrioritizedTransitionBuffer, {}, 1),
-        (Replay, {"sampler": jr.Prioritized()}, 1),
-        (TracedReplay, {"gamma": 0.9}, 3),
-    )
+    ways = [(PrioritizedTransitionBuffer, {}, 1), (Replay, {"sampler": jr.Prioritized()}, 1), (TracedReplay, TRACED, 3)]
     for buffer, settings, n in ways:
         replay = filled(buffer, **settings)
         keys = jax.random.split(jax.random.key(0), 200)
@@ -56,14 +53,12 @@ def next_observations() -> list[dict[str, str]]:
         obs, after = (np.asarray(x).ravel() for x in (drawn.observation, drawn.next_observation))
         steps = np.minimum(n, LIMIT - obs % 100)  # a window ends with its episode
         wrong.append(f"{np.sum(after != obs + steps)} of {len(obs)}")
-        limits.append(np.isin(stored, obs).sum())
-    count = len(stored)
-    drawn = [f"{x} of {count}" for x in limits]
+        limits.append(f"{np.isin(stored, obs).sum()} of {len(stored)}")
     whats = {
         "drawn steps with a wrong next observation, from a ring that has wrapped": wrong,
-        "steps that reach the time limit and are ever drawn": drawn,
+        "steps that reach the time limit and are ever drawn": limits,
     }
-    return [{"what": what, "original": x[0], "port": f"{x[1]}; 3-step {x[2]}"} for what, x in whats.items()]
+    return {what: [original, f"{port}; 3-step {traced}"] for what, (original, port, traced) in whats.items()}
 
 
 def filled_with(errors: np.ndarray, batch_size: int) -> tuple[Any, Any]:
@@ -78,7 +73,7 @@ def filled_with(errors: np.ndarray, batch_size: int) -> tuple[Any, Any]:
     return original, port.update_priorities(port.buffer.newest(port.state, count), jnp.asarray(errors))
 
 
-def weighted_means() -> dict[str, str]:
+def weighted_means() -> dict[str, list[str]]:
     """A check of the weights: with beta = 1, a weighted mean over a batch estimates the mean of all items."""
     count, batch_size = 500, 256
     errors = np.random.default_rng(0).lognormal(sigma=2.0, size=count).astype(np.float32)
@@ -94,22 +89,18 @@ def weighted_means() -> dict[str, str]:
         means = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys))
         return f"{means.mean():.3f} ± {2 * means.std() / np.sqrt(len(means)):.3f}"
 
-    original, port = filled_with(errors, batch_size)
     what = f"weighted mean over batches of {batch_size} of {count} items, {np.mean(values):.3f} if correct"
-    return {"what": what, "original": estimate(original), "port": estimate(port)}
+    return {what: [estimate(replay) for replay in filled_with(errors, batch_size)]}
 
 
-def after_nan() -> dict[str, str]:
+def after_nan() -> dict[str, list[str]]:
     """A check of the weights of a batch after a single NaN TD error."""
     errors, batch_size = np.ones(500, np.float32), 256
     errors[7] = np.nan
-    found = []
-    for replay in filled_with(errors, batch_size):
-        batch = replay.sample(jax.random.key(0), with_next_obs=True)
-        found.append(int(np.sum(np.isnan(np.asarray(batch.PER_weight)))))
+    batches = [x.sample(jax.random.key(0), with_next_obs=True) for x in filled_with(errors, batch_size)]
     what = f"weights that are NaN in a batch of {batch_size}, after one TD error that was NaN"
-    return {"what": what, "original": str(found[0]), "port": str(found[1])}
+    return {what: [str(np.isnan(batch.PER_weight).sum()) for batch in batches]}
 
 
-def check() -> list[dict[str, str]]:
-    return [*next_observations(), weighted_means(), after_nan()]
+def check() -> dict[str, list[str]]:
+    return {**next_observations(), **weighted_means(), **after_nan()}

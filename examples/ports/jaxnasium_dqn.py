@@ -28,6 +28,8 @@ from jaxnasium_adapter import KeepsFinal, PrioritizedDQN, Replay, TracedReplay, 
 import jaxreplay as jr
 
 TASK = "CartPole-v1"
+STEPS = "{total_timesteps:,} steps"
+TASKS = f"{TASK}, {STEPS}", f"{TASK}, {{replay_buffer_size:,}} items, {STEPS}"
 CAPACITIES = (50_000, 1_000_000)  # the first is jaxnasium's default
 GAMMA = 0.99
 ON_ITS_OWN = with_buffer(PrioritizedDQN, PrioritizedTransitionBuffer)
@@ -40,7 +42,7 @@ PRIORITIZED = {
 }
 
 
-def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
+def trainer(algorithm: type[DQN], settings: dict[str, Any]) -> Callable:
     """A function from keys [seeds] to returns [seeds]: means over the last quarter of training.
 
     Seeds train one after the other. Under `jax.vmap` jaxnasium's own program gave no result either (jax 0.10.2, a CPU).
@@ -54,29 +56,14 @@ def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
     return lambda keys: jax.lax.map(train, keys)
 
 
-def rows(args: Any, keys: jax.Array, steps: int, size: str = "", rounds: int = 1, **settings: Any) -> measure.Rows:
-    original, ports = (ON_ITS_OWN, PRIORITIZED) if args.prioritized else (DQN, UNIFORM)
-    settings["total_timesteps"] = steps
-    trainers = {name: (trainer(port, **settings), lines) for name, (port, lines) in ports.items()}
-    task = f"{TASK}, {size}{steps:,} steps"
-    return measure.compare(trainer(original, **settings), trainers, keys, task=task, rounds=rounds)
-
-
-def train(args: Any) -> measure.Rows:
-    return rows(args, measure.keys(args), 5_120 if args.short else 20_480)
-
-
-def speed(args: Any) -> measure.Rows:
-    for capacity in CAPACITIES[: 2 if args.prioritized and not args.short else 1]:
-        sizes = {"warmup_steps": 1_024, "replay_buffer_size": capacity}
-        yield from rows(args, measure.keys(args)[:1], 5_120, f"{capacity:,} items, ", 3, **sizes)
-
-
 if __name__ == "__main__":
     line = measure.parser("jaxnasium's DQN")
     line.add_argument("--prioritized", action="store_true", help="with prioritized buffers, as always with --check")
-    args, name, agent = line.parse_args(), "jaxnasium_dqn", "jaxnasium DQN"
+    args, agent, original, ports = line.parse(), "jaxnasium DQN", DQN, UNIFORM
     if args.prioritized:
-        name, agent = f"{name}_prioritized", f"{agent}, prioritized"
-    how = {"agent": agent, "check": jaxnasium_checks.check, "speed": speed, "train": train}
-    measure.run(args, name, ("jaxnasium", "equinox", "optax"), **how)
+        agent, original, ports = f"{agent}, prioritized", ON_ITS_OWN, PRIORITIZED
+    settings, short = {"total_timesteps": 20_480}, {"total_timesteps": 5_120}
+    sizes = [{"replay_buffer_size": capacity} for capacity in CAPACITIES[: 1 + args.prioritized]]
+    speeds = [{**short, "warmup_steps": 1_024, **size} for size in sizes]
+    how = measure.programs(original, ports, trainer, TASKS, settings, short, speeds)
+    measure.run(args, agent, ("jaxnasium", "equinox", "optax"), check=jaxnasium_checks.check, **how)

@@ -1,7 +1,6 @@
 """What the ports share: their command line, how they are timed, and the table of the page.
 
-python examples/ports/measure.py           # the table of .docs/pages/ports.md, made from results/*.json
-python examples/ports/measure.py --write   # write it into the page
+python examples/ports/measure.py   # write the table of .docs/pages/ports.md, made from results/*.json
 
 A port is three files: `*_adapter.py` puts jaxreplay behind the other library's interface; the program has the agent,
 its settings and its runs; `*_checks.py` compares both versions with correct values, and says at its head what it found.
@@ -15,17 +14,16 @@ its settings and its runs; `*_checks.py` compares both versions with correct val
 """
 
 import argparse
+import ast
 import datetime
 import importlib.metadata
 import inspect
-import io
 import json
 import os
 import platform
 import sys
 import textwrap
 import time
-import tokenize
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,146 +31,141 @@ from typing import Any
 import jax
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "studies"))
+
+from experiment import Parser, command, text_of
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 Rows = Iterable[dict[str, Any]]
-MODES = {
-    "short": "to see that it runs",
-    "speed": "only time short runs, with buffers of several sizes",
-    "check": "only check both versions against correct values",
-}
+Run = Callable[[int], tuple[Iterable[float], float]]  # of a turn or seed: the returns of its seeds, and its seconds
 
 
-def parser(agent: str) -> argparse.ArgumentParser:
+def parser(agent: str) -> Parser:
     """The command line of a port: --seeds, --seed, --out, --short, and --speed or --check."""
-    line = argparse.ArgumentParser(description=f"{agent}, original and ported.", allow_abbrev=False)
-    line.add_argument("--seeds", type=int, help="number of seeds (8; 1 if short)")
-    line.add_argument("--seed", type=int, default=0, help="base seed (0)")
-    line.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
-    for mode, text in MODES.items():
-        line.add_argument(f"--{mode}", action="store_true", help=text)
+    line = Parser(f"{agent}, original and ported.", seeds=8, short_seeds=1)
+    line.add_argument("--speed", action="store_true", help="only time short runs, with buffers of several sizes")
+    line.add_argument("--check", action="store_true", help="only check both versions against correct values")
     return line
 
 
-def run(
-    args: argparse.Namespace,
-    name: str,
-    packages: Sequence[str],
-    *,
-    agent: str,
-    check: Callable[[], list[dict[str, str]]],
-    speed: Callable[[argparse.Namespace], Rows],
-    train: Callable[[argparse.Namespace], Rows],
-) -> None:
-    """Do what the arguments of the port `name` ask for, and write results after each row.
+def run(args: argparse.Namespace, agent: str, packages: Sequence[str], **modes: Callable[..., Any]) -> None:
+    """Do what the arguments of a port ask for, and write results after each row.
 
-    `check` returns rows of checks (`checks`); `speed` and `train` take the arguments and give rows of results.
+    The modes: `check` returns, by what is checked, the findings in the original and in the port. `speed` and `train`
+    take the arguments and give rows of results.
     """
-    args.seeds = args.seeds or (1 if args.short else 8)
-    args.out.mkdir(parents=True, exist_ok=True)
+    name, rows = agent.lower().replace(",", "").replace(" ", "_"), []
     if args.check:
-        write(args.out, f"{name}_checks", packages, agent=agent, checks=check())
+        checks = [
+            {"what": what, "original": original, "port": port} for what, (original, port) in modes["check"]().items()
+        ]
+        print(*("  ".join(f"{name}: {text}" for name, text in row.items()) for row in checks), sep="\n")
+        write(args.out / f"{name}_checks.json", packages, agent=agent, checks=checks)
         return
-    rows: list[dict[str, Any]] = []
-    for row in (speed if args.speed else train)(args):
+    for row in modes["speed" if args.speed else "train"](args):
         rows.append(row)
         print(*filter(None, (row["port"], row["task"], f"{row['lines']} lines", *(returns(row) or ()), ratio(row))))
-        write(args.out, name + "_speed" * args.speed, packages, agent=agent, rows=rows)
-
-
-def keys(args: argparse.Namespace) -> jax.Array:
-    """A key for each seed."""
-    return jax.random.split(jax.random.key(args.seed), args.seeds)
+        write(args.out / f"{name}{'_speed' * args.speed}.json", packages, agent=agent, rows=rows)
 
 
 def count_lines(*parts: Any) -> int:
     """Lines of code in the source of these classes and functions, without blank lines, comments and docstrings."""
     total = 0
     for part in parts:
-        source, lines, statement = textwrap.dedent(inspect.getsource(part)), set(), []
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type not in LAYOUT:
-                statement.append(token)
-            elif token.type == tokenize.NEWLINE:
-                if [each.type for each in statement] != [tokenize.STRING]:
-                    lines |= {line for each in statement for line in range(each.start[0], each.end[0] + 1)}
-                statement = []
-        total += len(lines)
+        source = textwrap.dedent(inspect.getsource(part))
+        texts = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+        texts = [node for node in texts if isinstance(node.value, ast.Constant)]
+        left_out = {line for node in texts for line in range(node.lineno, node.end_lineno + 1)}
+        lines = enumerate(map(str.strip, source.splitlines()), 1)
+        total += sum(line != "" and line[0] != "#" and number not in left_out for number, line in lines)
     return total
 
 
-def compare(
-    original: Callable, ports: dict[str, tuple[Callable, int]], keys: jax.Array, *, task: str, rounds: int = 1
-) -> Rows:
-    """A row of results for each port; `ports` holds training functions and their numbers of lines.
+def compiled(train: Callable, keys: jax.Array) -> Run:
+    """A run of a compiled training function, which takes keys [seeds] and returns the return of each seed [seeds]."""
+    program = jax.jit(train).lower(keys).compile()
 
-    All training functions are compiled, then run in turn, `rounds` times each. Every other round runs in reverse order.
-    With more than one round each runs once before, and the runs are too short for their returns to mean anything.
-    """
-    trains = {"": original, **{name: train for name, (train, _) in ports.items()}}
-    programs = {name: jax.jit(train).lower(keys).compile() for name, train in trains.items()}
-    found: dict[str, list[float]] = {}
-
-    def timed(name: str, _: int) -> float:
+    def run(turn: int) -> tuple[np.ndarray, float]:
         start = time.perf_counter()
-        values = np.asarray(jax.block_until_ready(programs[name](keys)))
-        found[name] = [round(float(x), 3) for x in values]
-        return time.perf_counter() - start
+        return np.asarray(program(keys)), time.perf_counter() - start
 
-    seconds = in_turn(programs, range(rounds + (rounds > 1)), timed)
+    return run
+
+
+def programs(
+    original: Any,
+    ports: dict[str, tuple[Any, int]],
+    trainer: Callable[[Any, dict[str, Any]], Callable],
+    tasks: tuple[str, str],
+    settings: dict[str, Any],
+    short: dict[str, Any],
+    speeds: Sequence[dict[str, Any]],
+    rounds: int = 3,
+) -> dict[str, Callable[[argparse.Namespace], Rows]]:
+    """`train` and `speed` for `run`, where a seed is a lane of a compiled program.
+
+    `trainer` makes a training function of the original, or of one of `ports` (a version and its lines), with settings.
+    These are `settings`, of which `short` and one of `speeds` replace some. They fill in the names of the `tasks` of
+    training and of `speed`, in which each program runs once before the rounds.
+    """
+    versions = {"original": original, **{name: version for name, (version, _) in ports.items()}}
+
+    def rows(task: str, settings: dict[str, Any], keys: jax.Array, turns: int, **how: Any) -> Rows:
+        runs = {name: compiled(trainer(version, settings), keys) for name, version in versions.items()}
+        return compare(runs, ports, task.format(**settings), range(turns), **how)
+
+    def train(args: argparse.Namespace) -> Rows:
+        return rows(tasks[0], {**settings, **(short if args.short else {})}, args.keys, 1)
+
+    def speed(args: argparse.Namespace) -> Rows:
+        for sizes in speeds[: 1 if args.short else None]:
+            changed = {**settings, **sizes}
+            yield from rows(tasks[1], changed, args.keys[:1], rounds + 1, warm_up=1, with_returns=False)
+
+    return {"train": train, "speed": speed}
+
+
+def compare(
+    runs: dict[str, Run],
+    ports: dict[str, tuple[Any, int]],
+    task: str,
+    turns: Sequence[int],
+    *,
+    warm_up: int = 0,
+    with_returns: bool = True,
+) -> Rows:
+    """A row of results for each port, from runs of "original" and of all ports, in turn.
+
+    Every other turn goes in reverse order. The seconds of the first `warm_up` turns are left out. Without returns, the
+    runs are too short for theirs to mean anything.
+    """
+    found = {name: [] for name in runs}
+    for number, turn in enumerate(turns):
+        for name in [*runs][:: -1 if number % 2 else 1]:
+            values, seconds = runs[name](turn)
+            found[name].append(([round(float(x), 3) for x in values], round(float(seconds), 5)))
     for name, (_, lines) in ports.items():
-        of = {"original": "", "port": name}
-        values = {which: found[x] for which, x in of.items()} if rounds == 1 else None
-        yield result(name, lines, task, {which: seconds[x][-rounds:] for which, x in of.items()}, values)
+        of = {"original": found["original"], "port": found[name]}
+        seconds = {version: [x for _, x in results[warm_up:]] for version, results in of.items()}
+        values = {version: [x for of_turn, _ in results for x in of_turn] for version, results in of.items()}
+        row = {"port": name, "task": task, "lines": lines, "seconds": seconds}
+        yield {**row, "returns": values if with_returns else None}
 
 
-def in_turn(names: Iterable[str], seeds: Iterable[int], run: Callable[[str, int], Any]) -> dict[str, list]:
-    """All results of `run(name, seed)`, by name; every other seed runs in reverse order."""
-    found: dict[str, list] = {name: [] for name in names}
-    for turn, seed in enumerate(seeds):
-        for name in list(found)[:: -1 if turn % 2 else 1]:
-            found[name].append(run(name, seed))
-    return found
-
-
-def result(
-    port: str, lines: int, task: str, seconds: dict[str, list[float]], returns: dict[str, list[float]] | None
-) -> dict[str, Any]:
-    """A row of results."""
-    times = {name: [round(float(x), 5) for x in values] for name, values in seconds.items()}
-    return {"port": port, "task": task, "lines": lines, "seconds": times, "returns": returns}
-
-
-def checks(original: Any, port: Any, found: dict[str, Callable[[Any], str]]) -> list[dict[str, str]]:
-    """Rows of checks: what each function says of the original and of the port."""
-    return [{"what": what, "original": of(original), "port": of(port)} for what, of in found.items()]
-
-
-def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
-    """Write the results of a port to `out`/`name`.json: its `agent`, and `rows` or `checks`."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if "--out" in words:
-        del words[(at := words.index("--out")) : at + 2]
+def write(path: Path, packages: Sequence[str], **found: Any) -> None:
+    """Write the results of a port: its `agent`, and `rows` or `checks`."""
     about = {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(words),
+        "command": command().removeprefix("ports/"),
         "versions": {package: importlib.metadata.version(package) for package in ("jax", "jaxreplay", *packages)},
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
     }
-    (out / f"{name}.json").write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    path.write_text(json.dumps({**about, **found}, indent=1) + "\n")
     print(", ".join(f"{package} {version}" for package, version in about["versions"].items()))
-    for check in found.get("checks", []):
-        print("  ".join(f"{name}: {text}" for name, text in check.items()))
-
-
-def interval(values: np.ndarray) -> np.ndarray:
-    """95% bootstrap interval of the mean over seeds."""
-    means = np.random.default_rng(0).choice(values, (10_000, len(values))).mean(axis=1)
-    return np.percentile(means, [2.5, 97.5])
 
 
 COLUMNS = ("agent, task", "ours", "the original", "time", "lines", "command")
@@ -182,8 +175,7 @@ def returns(row: dict[str, Any]) -> list[str] | None:
     """The returns of the port and of the original, with their intervals; None if the runs were too short."""
     if row["returns"] is None:
         return None
-    values = [np.array(row["returns"][name]) for name in ("port", "original")]
-    return ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in values]
+    return [text_of(np.array(row["returns"][name]), 1) for name in ("port", "original")]
 
 
 def ratio(row: dict[str, Any]) -> str:
@@ -196,10 +188,8 @@ def ratio(row: dict[str, Any]) -> str:
 def times(agent: str, port: str, files: Sequence[dict[str, Any]]) -> str:
     """The smallest and the largest median of the times of whole runs, with buffers of several sizes."""
     rows = [row for found in files if found["agent"] == agent for row in found.get("rows", [])]
-    medians = [
-        ratio(row).split()[0] for row in rows if row["port"] == port and "alone" not in row["task"] and ratio(row)
-    ]
-    ends = sorted({*medians}, key=float)
+    ratios = [ratio(row) for row in rows if row["port"] == port and "alone" not in row["task"]]
+    ends = sorted({text.split()[0] for text in ratios if text}, key=float)
     return " to ".join(ends if len(ends) < 2 else (ends[0], ends[-1])) or "-"
 
 
@@ -221,10 +211,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    line = argparse.ArgumentParser(description="The table of the ports' results.")
-    line.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}, and do not print it")
-    if line.parse_args().write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
-    else:
-        print(table(), end="")
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flashbax.buffers.prioritised_trajectory_buffer import PrioritisedTrajectoryBuffer
 from flax import struct
 from memorax.algorithms import R2D2
 from memorax.buffers.prioritised_episode_buffer import PrioritisedEpisodeBufferSample
@@ -26,48 +25,54 @@ class BufferState:
     current_index: int = struct.field(pytree_node=False, default=1)
 
 
-def make_rows(steps: Any, axes: tuple[int, ...]) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), steps)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A `jr.SequenceBuffer` from the arguments of memorax's buffer. A sequence may start at any row."""
+
+    max_length: int
+    sample_batch_size: int
+    sample_sequence_length: int
+    add_batch_size: int
+    priority_exponent: float
+
+    @property
+    def buffer(self) -> jr.SequenceBuffer:
+        length, rows = self.max_length // self.add_batch_size, self.sample_sequence_length + 1
+        sizes = {"length": length, "num_envs": self.add_batch_size, "sequence_length": rows}
+        return jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(alpha=self.priority_exponent))
+
+    def empty(self, row: Any) -> jr.buffers.SequenceState:
+        axes = 1, self.add_batch_size
+        return self.buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), row))
 
 
-def sequence_buffer(
-    max_length: int, sample_batch_size: int, sample_sequence_length: int, add_batch_size: int, priority_exponent: float
-) -> PrioritisedTrajectoryBuffer:
-    """A buffer with the interface of `make_prioritised_episode_buffer`. A sequence may start at any row.
+class Sequences(Replay):
+    """A buffer with the methods that `make_prioritised_episode_buffer` gives its own.
 
     The next observation is the observation of the next row, and `done` is its `prev_done`. So each is stored once.
     """
-    length, sampler = max_length // add_batch_size, jr.Prioritized(alpha=priority_exponent)
-    rows = sample_sequence_length + 1
-    buffer = jr.SequenceBuffer(length=length, num_envs=add_batch_size, sequence_length=rows, sampler=sampler)
 
-    def stored(steps: Transition) -> Transition:
+    def stored(self, steps: Transition) -> Transition:
         return steps.replace(next_obs=None, done=None, info=None)
 
-    def init(step: Transition) -> BufferState:
-        return BufferState(buffer.init(make_rows(stored(step), (1, add_batch_size))))
+    def init(self, step: Transition) -> BufferState:
+        return BufferState(self.empty(self.stored(step)))
 
-    def add(state: BufferState, steps: Transition) -> BufferState:  # [num_envs, T, ...]
-        steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), stored(steps))
-        return state.replace(replay=buffer.add(state.replay, steps))
+    def add(self, state: BufferState, steps: Transition) -> BufferState:  # [num_envs, T, ...]
+        steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), self.stored(steps))
+        return state.replace(replay=self.buffer.add(state.replay, steps))
 
-    def sample(state: BufferState, key: jax.Array) -> PrioritisedEpisodeBufferSample:
-        drawn = buffer.sample(state.replay, key, sample_batch_size)
-        rows, following = (
-            jax.tree.map(lambda x, part=part: x[:, part], drawn.items) for part in (slice(-1), slice(1, None))
-        )
+    def sample(self, state: BufferState, key: jax.Array) -> PrioritisedEpisodeBufferSample:
+        drawn = self.buffer.sample(state.replay, key, self.sample_batch_size)
+        rows, following = jax.tree.map(lambda x: x[:, :-1], drawn.items), jax.tree.map(lambda x: x[:, 1:], drawn.items)
         rows = rows.replace(next_obs=following.obs, done=following.prev_done)
         return PrioritisedEpisodeBufferSample(experience=rows, indices=drawn.indices, probabilities=drawn.probabilities)
 
-    def set_priorities(state: BufferState, indices: jax.Array, priorities: jax.Array) -> BufferState:
-        return state.replace(replay=buffer.update(state.replay, indices, priorities))
+    def set_priorities(self, state: BufferState, indices: jax.Array, priorities: jax.Array) -> BufferState:
+        return state.replace(replay=self.buffer.update(state.replay, indices, priorities))
 
-    def can_sample(state: BufferState) -> jax.Array:
-        return buffer.can_sample(state.replay)
-
-    return PrioritisedTrajectoryBuffer(
-        init=init, add=add, sample=sample, set_priorities=set_priorities, can_sample=can_sample
-    )
+    def can_sample(self, state: BufferState) -> jax.Array:
+        return self.buffer.can_sample(state.replay)
 
 
 class KeepsFinal(GymnaxWrapper):
@@ -78,9 +83,8 @@ class KeepsFinal(GymnaxWrapper):
             step_key, reset_key = jax.random.split(key)
             final, new, reward, done, _ = self._env.step_env(step_key, state, action, params)
             terminated = self._env.is_terminal(new.replace(time=0), params)
-            obs, new = jax.tree.map(
-                lambda x, y: jnp.where(done, x, y), self._env.reset(reset_key, params), (final, new)
-            )
+            reset = self._env.reset(reset_key, params)
+            obs, new = jax.tree.map(lambda x, y: jnp.where(done, x, y), reset, (final, new))
             return obs, new, reward, terminated, done & ~terminated, final
 
         return jr.NextStepAutoreset(env_step=step)
@@ -94,28 +98,13 @@ class KeepsFinal(GymnaxWrapper):
         return obs, state, reward, ~step, {"terminated": terminated, "truncated": truncated}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
+class Rows(Replay):
     """The rows that `PortedR2D2` stores, with the recurrent state [units] before each."""
 
-    max_length: int
-    sample_batch_size: int
-    sample_sequence_length: int
-    add_batch_size: int
-    priority_exponent: float
-    units: int = 64
-
-    @property
-    def buffer(self) -> jr.SequenceBuffer:
-        return jr.SequenceBuffer(
-            length=self.max_length // self.add_batch_size,
-            num_envs=self.add_batch_size,
-            sequence_length=self.sample_sequence_length + 1,
-            sampler=jr.Prioritized(alpha=self.priority_exponent),
-        )
+    units = 64
 
     def init(self, step: Transition) -> jr.buffers.SequenceState:
-        return self.buffer.init(make_rows(self.row(step, jnp.zeros(self.units)), (1, self.add_batch_size)))
+        return self.empty(self.row(step, jnp.zeros(self.units)))
 
     def row(self, step: Transition, carry: jax.Array) -> dict[str, jax.Array]:
         row = {name: getattr(step, name) for name in ("obs", "action", "reward", "done", "prev_done")}

@@ -10,6 +10,7 @@ Tested with jax 0.10.2. `SharedReplay` replaces the replay between actors and le
 stores what reanalysis finds.
 """
 
+import functools
 import time
 from typing import Any
 from unittest import mock
@@ -31,7 +32,7 @@ REPLAY = {"batch_size": 128, "replay_ratio": 8.0, "max_replay_size": 20_000, "mi
 LEARNING = {"learning_rate": 2e-3, "lr_warmup_steps": 50, "variable_update_period": 10}
 WARM_UP = 20  # learner steps before the clock starts: they compile
 LINES = measure.count_lines(Drawn, Adder, SharedReplay, KeepingReanalyzer)
-PORTS = {"keeps what reanalysis found": (SharedReplay, KeepingReanalyzer, LINES)}
+PORTS = {"keeps what reanalysis found": ((SharedReplay, KeepingReanalyzer), LINES)}
 LAST = 32  # episodes whose mean is the return of a run
 
 
@@ -66,47 +67,38 @@ def make_envs(seed: int) -> gym.vector.VectorEnv:
     return gym.make_vec(TASK, num_envs=NUM_ENVS, vectorization_mode="sync", vector_kwargs=same_step)
 
 
-def learn(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float, float]:
+def learn(replay: type, reanalyzer: type, steps: int, seed: int) -> tuple[list[float], float]:
     """The mean return of the last episodes of a run, and its seconds."""
     found: list[tuple[float, float]] = []
-    config = GMZConfig(**SEARCH, **REPLAY, **LEARNING).with_size("XS")
     run = ExperimentConfig(
-        config=config,
+        config=GMZConfig(**SEARCH, **REPLAY, **LEARNING).with_size("XS"),
         environment_factory=make_envs,
         max_num_learner_steps=steps,
         num_actors=NUM_ACTORS,
         seed=seed,
         observer_factories=[lambda: Returns(found)],
     )
-    with (
-        mock.patch.object(experiment, "Buffer", replay),
-        mock.patch.object(experiment, "Reanalyzer", reanalyzer),
-        mock.patch.object(experiment, "Learner", Timed),
-    ):
+    with mock.patch.multiple(experiment, Buffer=replay, Reanalyzer=reanalyzer, Learner=Timed):
         times = experiment.run_experiment(run).times
-    returns = [value for _, value in sorted(found)[-LAST:]]
-    return float(np.mean(returns)), times[-1] - times[WARM_UP]
+    return [np.mean([value for _, value in sorted(found)[-LAST:]])], times[-1] - times[WARM_UP]
 
 
-def rows(seeds: range, steps: int, returns: bool = True) -> measure.Rows:
-    programs = {"": (Buffer, Reanalyzer), **{name: parts[:2] for name, parts in PORTS.items()}}
-    found = measure.in_turn(programs, seeds, lambda name, seed: learn(*programs[name], seed, steps))
-    for port, (*_, lines) in PORTS.items():
-        runs = {"original": found[""], "port": found[port]}
-        values, seconds = ({of: [round(x[part], 3) for x in runs[of]] for of in runs} for part in (0, 1))
-        task = f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates"
-        yield measure.result(port, lines, task, seconds, values if returns else None)
+def rows(args: Any, seeds: int, steps: int, with_returns: bool) -> measure.Rows:
+    steps = 50 if args.short else steps
+    versions = {"original": (Buffer, Reanalyzer), **{name: version for name, (version, _) in PORTS.items()}}
+    runs = {name: functools.partial(learn, *version, steps) for name, version in versions.items()}
+    task = f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates"
+    return measure.compare(runs, PORTS, task, range(args.seed, args.seed + seeds), with_returns=with_returns)
 
 
 def train(args: Any) -> measure.Rows:
-    return rows(range(args.seed, args.seed + args.seeds), 50 if args.short else 500)
+    return rows(args, args.seeds, 500, with_returns=True)
 
 
 def speed(args: Any) -> measure.Rows:
-    return rows(range(args.seed, args.seed + (1 if args.short else 5)), 50 if args.short else 200, returns=False)
+    return rows(args, 1 if args.short else 5, 200, with_returns=False)
 
 
 if __name__ == "__main__":
-    args = measure.parser("mujax's Gumbel MuZero").parse_args()
-    how = {"agent": "mujax GMZ", "check": mujax_checks.check, "speed": speed, "train": train}
-    measure.run(args, "mujax_gmz", ("mujax", "mctx", "flashbax", "gymnasium"), **how)
+    args, packages = measure.parser("mujax's Gumbel MuZero").parse(), ("mujax", "mctx", "flashbax", "gymnasium")
+    measure.run(args, "mujax GMZ", packages, check=mujax_checks.check, speed=speed, train=train)

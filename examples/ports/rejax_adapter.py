@@ -14,6 +14,7 @@ from rejax.compat import create
 import jaxreplay as jr
 
 CAPACITIES = (50_000, 1_000_000, 131_072)  # the last is rejax's default
+SIZES = "{buffer_size:,} items, {total_timesteps:,} steps"
 LAST = 4  # a seed's return is the mean of this many evaluations
 NEVER = 2**31 - 1
 
@@ -80,30 +81,15 @@ def run(
     env: str,
     settings: dict[str, Any],
     short: dict[str, Any],
-    check: Callable,
+    check: Callable[[], dict],
 ) -> None:
-    """The main program of `rejax_dqn.py` and `rejax_sac.py`.
-
-    `ports` holds classes and their numbers of lines, `short` the settings of short runs. `check` returns the rows that
-    --check shows.
-    """
+    """The main program of `rejax_dqn.py` and `rejax_sac.py`; `short` replaces some of the settings in short runs."""
 
     def trainer(algorithm: Any, settings: dict[str, Any]) -> Callable:
         algo = make(algorithm, *create(env), **settings)
         return jax.vmap(lambda key: algo.train(key)[1][1][-LAST:].mean())  # of evaluations with 128 episodes each
 
-    def rows(settings: dict[str, Any], *args: Any, **how: Any) -> measure.Rows:
-        trainers = {name: (trainer(port, settings), lines) for name, (port, lines) in ports.items()}
-        return measure.compare(trainer(original, settings), trainers, *args, **how)
-
-    def train(args: Any) -> measure.Rows:
-        return rows({**settings, **(short if args.short else {})}, measure.keys(args), task=env)
-
-    def speed(args: Any) -> measure.Rows:
-        for capacity in CAPACITIES[: 1 if args.short else None]:
-            changed = {**settings, **short, "buffer_size": capacity}
-            task = f"{env}, {capacity:,} items, {changed['total_timesteps']:,} steps"
-            yield from rows(changed, measure.keys(args)[:1], task=task, rounds=3)
-
-    args, how = measure.parser(f"rejax's {name}").parse_args(), {"check": check, "speed": speed, "train": train}
-    measure.run(args, f"rejax_{name.lower()}", ("rejax", "gymnax", "flax", "optax"), agent=f"rejax {name}", **how)
+    tasks, speeds = (env, f"{env}, {SIZES}"), [{**short, "buffer_size": capacity} for capacity in CAPACITIES]
+    how = measure.programs(original, ports, trainer, tasks, settings, short, speeds)
+    args, packages = measure.parser(f"rejax's {name}").parse(), ("rejax", "gymnax", "flax", "optax")
+    measure.run(args, f"rejax {name}", packages, check=check, **how)

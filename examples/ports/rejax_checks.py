@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
-from rejax.buffers import Minibatch
 from rejax_adapter import make
 
 LIMIT, STEPS, NUM_ENVS, GAMMA = 5, 40, 2, 0.9
@@ -64,31 +63,25 @@ def collected(algorithm: Any, *extra: Any) -> list[Any]:
     return [np.asarray(leaf) for leaf in found]
 
 
-def time_limits(original: Any, port: Any, *extra: Any) -> list[dict[str, str]]:
-    """Rows of checks of the time limit and of next observations."""
-    rows = Minibatch(*collected(original, *extra))
-    ported = collected(port, *extra)
-    if len(ported) == len(rows):
-        done, next_obs = Minibatch(*ported).done, Minibatch(*ported).next_obs
-    else:
-        done, next_obs = ported[3], ported[5]
+def time_limits(original: Any, port: Any, *extra: Any) -> dict[str, list[str]]:
+    """Checks of the time limit and of next observations."""
     limit = np.zeros((STEPS, NUM_ENVS), bool)
     limit[LIMIT - 1 :: LIMIT] = True
-    right = np.roll(rows.obs, 1, axis=-1)  # the next hour
+    found = []
+    for algorithm in (original, port):
+        obs, _, _, done, *_, next_obs = collected(algorithm, *extra)
+        stray = np.any(next_obs != np.roll(obs, 1, axis=-1), axis=-1)  # not the next hour
+        found.append((done.astype(bool) & limit, stray & limit, stray & ~limit))
+    whats = {
+        "time limits that the learner treats as terminations": limit,
+        "rows at a time limit with a wrong next observation": limit,
+        "other rows with a wrong next observation, or one of another environment": ~limit,
+    }
+    pairs = zip(whats.items(), *found, strict=True)
+    return {what: [f"{x.sum()} of {among.sum()}" for x in wrong] for (what, among), *wrong in pairs}
 
-    def row(what: str, original: np.ndarray, port: np.ndarray, among: np.ndarray) -> dict[str, str]:
-        counts = [f"{np.sum(wrong & among)} of {among.sum()}" for wrong in (original, port)]
-        return {"what": what, "original": counts[0], "port": counts[1]}
 
-    strays = [np.any(np.asarray(x) != right, axis=-1) for x in (rows.next_obs, next_obs)]
-    return [
-        row("time limits that the learner treats as terminations", rows.done, done.astype(bool), limit),
-        row("rows at a time limit with a wrong next observation", *strays, limit),
-        row("other rows with a wrong next observation, or one of another environment", *strays, ~limit),
-    ]
-
-
-def values(original: Any, port: Any) -> dict[str, str]:
+def values(original: Any, port: Any) -> dict[str, list[str]]:
     """A check of the values that the agents learn on the clock."""
 
     def learned(algorithm: Any) -> str:
@@ -101,26 +94,4 @@ def values(original: Any, port: Any) -> dict[str, str]:
         return f"{found.min():.2f} to {found.max():.2f}"
 
     what = f"learned values under a time limit of {LIMIT} steps, all {1 / (1 - GAMMA):.0f} if correct"
-    return {"what": what, "original": learned(original), "port": learned(port)}
-
-
-def windows(port: Any) -> dict[str, str]:
-    """A check of the port's n-step transitions against ones computed here, one by one."""
-    algo = make(port, Clock(), Clock.default_params, num_envs=NUM_ENVS, buffer_size=STEPS * NUM_ENVS, gamma=GAMMA)
-    step = jax.jit(lambda ts: algo.collect_transitions(ts, 1.0))
-    ts = algo.init_state(jax.random.key(0))
-    for _ in range(STEPS):
-        ts, steps = step(ts)
-        ts = ts.replace(replay_buffer=ts.replay_buffer.extend(steps))
-    buffer, state = ts.replay_buffer.buffer, ts.replay_buffer.state
-    found = buffer.get(state, buffer.newest(state, int(buffer.size(state))))
-    obs = np.argmax(collected(port, 1.0)[0], axis=-1)
-    wrong = 0
-    for row in range(len(found.Rn)):
-        t, e = divmod(row, NUM_ENVS)
-        m = min(algo.n, LIMIT - t % LIMIT)
-        expected = obs[t, e], sum(GAMMA**k for k in range(m)), GAMMA**m, (obs[t, e] + m) % PHASES
-        got = np.argmax(found.S[row]), found.Rn[row], found.In[row], np.argmax(found.S_next[row])
-        wrong += not np.allclose(expected, got, rtol=1e-6)
-    what = f"{algo.n}-step transitions that differ from a computation by hand"
-    return {"what": what, "original": "not available", "port": f"{wrong} of {len(found.Rn)}"}
+    return {what: [learned(original), learned(port)]}

@@ -27,16 +27,10 @@ import jaxreplay as jr
 
 TASK = "CartPole-v1"
 AGENT = {"agent": "DuelingQNetwork", "learning_rate": 0.001, "max_grad_norm": 10, "exploration_fraction": 0.5}
-SIZES = {
-    "num_envs": 10,
-    "buffer_size": 50_000,
-    "fill_buffer": 5_000,
-    "batch_size": 100,
-    "num_epochs": 5,
-    "polyak": 0.98,
-}
+SIZES = {"num_envs": 10, "buffer_size": 50_000, "fill_buffer": 5_000, "batch_size": 100}
+UPDATES = {"num_epochs": 5, "polyak": 0.98}
 STEPS = {"total_timesteps": 50_000, "eval_freq": 2_500, "skip_initial_evaluation": True}  # half of rejax's steps
-SETTINGS = {**AGENT, **SIZES, **STEPS}
+SETTINGS = {**AGENT, **SIZES, **UPDATES, **STEPS}
 
 
 class PortedDQN(OnReplayBuffer, DQN):
@@ -95,18 +89,15 @@ class PrioritizedDQN(DQN):
         return ts.replace(q_ts=ts.q_ts.apply_gradients(grads=grads), replay_buffer=replay)
 
 
+PRIORITIZED = measure.count_lines(Replay, Ended, KeepsEnds, TracedReplay, PrioritizedDQN)
 PORTS = {
     "buffer only": (PortedDQN, measure.count_lines(Replay, OnReplayBuffer, PortedDQN)),
-    "3-step, prioritized, truncation": (
-        PrioritizedDQN,
-        measure.count_lines(Replay, Ended, KeepsEnds, TracedReplay, PrioritizedDQN),
-    ),
+    "3-step, prioritized, truncation": (PrioritizedDQN, PRIORITIZED),
 }
 
 
-def check() -> list[dict[str, str]]:
-    limits = rejax_checks.time_limits(DQN, PrioritizedDQN, 1.0)
-    return [*limits, rejax_checks.values(DQN, PrioritizedDQN), rejax_checks.windows(PrioritizedDQN)]
+def check() -> dict[str, list[str]]:
+    return {**rejax_checks.time_limits(DQN, PrioritizedDQN, 1.0), **rejax_checks.values(DQN, PrioritizedDQN)}
 
 
 if __name__ == "__main__":

@@ -49,11 +49,15 @@ RESULTS = {  # of each file: the agent, and its constants by figure
 }
 
 
+def last_half(curves: np.ndarray) -> np.ndarray:
+    return curves[:, curves.shape[1] // 2 :]
+
+
 def figures_of(program: str, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Figures [seeds] from learning curves [seeds, points]."""
     if program not in ("nfsp", "rlpd"):
         return {name: x[:, -1] for name, x in curves.items()}
-    halves = {name: x[:, x.shape[1] // 2 :] for name, x in curves.items()}
+    halves = {name: last_half(x) for name, x in curves.items()}
     ways = {"at the end": lambda x: x[:, -1], "mean of the last half": lambda x: x.mean(axis=1)}
     if program == "nfsp":
         ways["largest of the last half"] = lambda x: x.max(axis=1)
@@ -72,16 +76,13 @@ def figures_of_levels(found: dict[str, dict[str, np.ndarray]]) -> dict[str, np.n
         figures[f"{name}, more by steps"] = mazes - random["mazes"][:, -1]
         figures[f"{name}, more by updates"] = mazes - np.array(after_updates)
         figures[f"{name}, updates of the parameters"] = np.round(learned)
-        figures[f"{name}, no path"] = curves["no path"][
-            :, curves["no path"].shape[1] // 2 :
-        ].mean()  # of levels learned
+        figures[f"{name}, no path"] = last_half(curves["no path"]).mean()  # of levels learned
     return {name.replace("random, L1", "random"): figure for name, figure in figures.items()}
 
 
 def main() -> None:
-    parser = Parser("Returns of agents, with several values of their constants.")
+    parser = Parser("Returns of agents, with several values of their constants.", seeds=8)
     parser.add_argument("name", choices=RESULTS, help="of the result file")
-    parser.add_experiment(seeds=8)
     args = parser.parse()
     program, variants = RESULTS[args.name]
     variants = dict(list(variants.items())[: 1 if args.short else None])
@@ -96,8 +97,8 @@ def main() -> None:
     else:
         figures = figures_of(program, curves)
     path = args.out / f"{args.name}.png"
-    points = np.linspace(0, 1, curves[next(iter(curves))].shape[1] + 1)[1:]
-    plot(path, args.name, points, curves, ylabel="return of the last episodes", xlabel="share of training")
+    points = np.linspace(0, 1, next(iter(curves.values())).shape[1] + 1)[1:]
+    plot(path, args.name, ("share of training", points), "return of the last episodes", curves)
     report(path, args.name, figures, 3)
 
 

@@ -22,6 +22,8 @@ With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1
 0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle.
 """
 
+import itertools
+from collections import defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,21 +42,14 @@ MAX_STATES = 16
 CAPACITY = 2 ** (MAX_STATES + 1) - 2
 STEP_SIZE = 0.25
 THRESHOLD = 1e-3  # on the mean squared error
-LIMIT = 2**30  # updates, after which a run is given up
 SAMPLERS = {"uniform": jr.Uniform(), "proportional": jr.Prioritized(alpha=0.6, beta=0.0), "oracle": None}
 BATCH = {"uniform": 64, "proportional": 1}  # transitions of one draw, replayed one by one: uniform draws do not change
 COLORS = {"uniform": "black", "proportional": "tab:blue", "oracle": "tab:cyan"}
 FEATURES = {"tabular": 0.0, "linear": 1.0}  # value of the feature that all states share
 
 
-@struct.dataclass
-class Transition:
-    """A step to state + 1, or to the end if discount is 0."""
-
-    state: Any  # int32 [B]
-    action: Any  # int32 [B], 0 or 1
-    reward: Any  # [B]
-    discount: Any  # [B]
+# A step to state + 1, or to the end if discount is 0; leaves [B].
+Transition = namedtuple("Transition", "state action reward discount")
 
 
 @struct.dataclass
@@ -74,12 +69,8 @@ def make_walk(n: int) -> Walk:
 
     def transitions(state: np.ndarray, action: np.ndarray) -> Transition:
         right, last = action == state % 2, state == n - 1
-        return Transition(
-            state=state.astype(np.int32),
-            action=action.astype(np.int32),
-            reward=np.where(right & last, 1, 0).astype(np.float32),
-            discount=np.where(right & ~last, gamma, 0).astype(np.float32),
-        )
+        reward, discount = (right & last).astype(np.float32), np.where(right & ~last, gamma, 0).astype(np.float32)
+        return Transition(state.astype(np.int32), action.astype(np.int32), reward, discount)
 
     sequences = np.arange(2**n)[:, None] >> np.arange(n) & 1  # [2^n, n], all sequences of actions
     leads_on = sequences == np.arange(n) % 2
@@ -101,7 +92,7 @@ def make_walk(n: int) -> Walk:
 def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
     """A jitted function that counts the updates needed with one of `SAMPLERS`.
 
-    It takes keys [seeds], a walk and a value of `FEATURES`. It returns int32 [seeds], 0 for a run that was given up.
+    It takes keys [seeds], a walk and a value of `FEATURES`, and returns int32 [seeds].
     """
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=SAMPLERS[name] or jr.Uniform())
 
@@ -155,8 +146,8 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
             return (theta, jnp.int32(0), jnp.int32(0)), replay, key
 
         def unsolved(carry: tuple) -> jax.Array:
-            (_, updates, solved), *_ = carry
-            return jnp.any(solved == 0) & (updates[0] < LIMIT)
+            (_, _, solved), *_ = carry
+            return jnp.any(solved == 0)
 
         step = jax.vmap(replay_best if name == "oracle" else replay_batch)
         (_, _, solved), *_ = jax.lax.while_loop(unsolved, step, jax.vmap(init)(keys))
@@ -180,8 +171,8 @@ def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarra
         for name, updates in of_samplers.items():
             label = f"{name}, slope {slopes(updates, sizes, 1)[0]:.2f}"
             axes.plot(sizes, np.median(updates, axis=1), color=COLORS[name], linewidth=2.2, label=label)
-            axes.plot(sizes, updates.min(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
-            axes.plot(sizes, updates.max(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
+            ends = np.percentile(updates, [0, 100], axis=1).T
+            axes.plot(sizes, ends, color=COLORS[name], alpha=0.35, linewidth=0.8)
         axes.set(title=f"Blind Cliffwalk, {title}", xscale="log", yscale="log", xlabel="transitions in the buffer")
         legend_below(axes)
     figure.axes[0].set_ylabel("updates until the values are learned")
@@ -189,25 +180,13 @@ def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarra
 
 
 def main() -> None:
-    parser = Parser("Updates that Q-learning needs on the Blind Cliffwalk.")
-    parser.add_experiment(seeds=20, short_seeds=4, short="few states and seeds")
-    parser.add_count("states", "largest number of states", MAX_STATES, 6)
-    args = parser.parse()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    states = np.arange(2, args.states + 1)
-    sizes = 2 ** (states + 1) - 2
-    results = {feature: {} for feature in FEATURES}
-    with tqdm(total=len(SAMPLERS) * len(FEATURES) * len(states), unit=" runs") as bar:
-        for name in SAMPLERS:
-            solve = make_solver(name)
-            for feature, bias in FEATURES.items():
-                rows = []
-                for n in states:
-                    bar.set_description(f"{feature}, {name}, {n} states")
-                    updates = np.asarray(solve(keys, make_walk(int(n)), bias))
-                    rows.append(np.where(updates == 0, np.nan, updates))
-                    bar.update()
-                results[feature][name] = np.stack(rows)
+    args = Parser("Updates that Q-learning needs on the Blind Cliffwalk.", seeds=20).parse()
+    states = range(2, (6 if args.short else MAX_STATES) + 1)
+    sizes = 2 ** (np.array(states) + 1) - 2
+    solvers, found = {name: make_solver(name) for name in SAMPLERS}, defaultdict(lambda: defaultdict(list))
+    for feature, name, n in tqdm([*itertools.product(FEATURES, SAMPLERS, states)], unit=" runs"):
+        found[feature][name].append(np.asarray(solvers[name](args.keys, make_walk(n), FEATURES[feature])))
+    results = {feature: {name: np.stack(x) for name, x in of.items()} for feature, of in found.items()}
     path = args.out / "cliffwalk.png"
     plot(path, results, sizes)
     figures = {}

@@ -17,13 +17,13 @@ every 100 updates: 0.948 [0.946, 0.950].
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from experiment import Parser, legend_below, report
-from flax import struct
 from matplotlib.figure import Figure
 
 import jaxreplay as jr
@@ -36,137 +36,91 @@ INTERVAL = 100  # updates between two recyclings
 POOLS = {"hard": "#c44e52", "normal": "#8172b2", "easy": "#55a868"}  # colours in the plot, from the bottom
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Curriculum:
-    """A way to choose tasks.
-
-    Attributes:
-      tasks: difficulty pools (without thresholds all tasks stay in normal), or tasks drawn by a score.
-      recycled: fraction of the hard pool that is moved back to normal every `INTERVAL` updates.
-    """
-
-    tasks: jr.DifficultyPools | jr.Tasks
-    recycled: float = 0.0
-
-
+# Difficulty pools; without thresholds all tasks stay in normal.
 ALL_TASKS = jr.DifficultyPools(tasks_per_env=TASKS_PER_ENV, online_difficulty_filtering=True)
 WITH_POOLS = dataclasses.replace(ALL_TASKS, easy_threshold=0.9, hard_threshold=0.1)
 SCORED = jr.Tasks(num_tasks=len(ENV), decay=0.9, exploration=0.1, online_difficulty_filtering=True)
-CURRICULA = {
-    "all tasks": Curriculum(tasks=ALL_TASKS),
-    "pools": Curriculum(tasks=WITH_POOLS),
-    "pools, recycled": Curriculum(tasks=WITH_POOLS, recycled=0.5),
-    "learnability": Curriculum(tasks=SCORED),
-    "Thompson": Curriculum(tasks=dataclasses.replace(SCORED, score=jr.scores.thompson)),
+CURRICULA = {  # how tasks are drawn, and the fraction of the hard pool moved back to normal every `INTERVAL` updates
+    "all tasks": (ALL_TASKS, 0.0),
+    "pools": (WITH_POOLS, 0.0),
+    "pools, recycled": (WITH_POOLS, 0.5),
+    "learnability": (SCORED, 0.0),
+    "Thompson": (dataclasses.replace(SCORED, score=jr.scores.thompson), 0.0),
 }
 
 
-@struct.dataclass
-class State:
-    tasks: jr.curricula.PoolsState | jr.curricula.TasksState
-    skill: jax.Array  # [num_envs]
-    key: jax.Array
+def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key: jax.Array) -> dict[str, jax.Array]:
+    """Train one seed for `steps` updates, a multiple of `INTERVAL`. Returns numbers after each update, [steps, ...].
 
-
-@struct.dataclass
-class Log:
-    """Numbers logged after each update.
-
-    Attributes:
-      skill: mean over the environments.
-      solved: probability of solving a task, mean over all tasks.
-      shares: share of the tasks in each pool [3], in the order of `POOLS`; 0 without pools.
-      kept: share of the update's groups that were kept.
+    The skill is the mean over the environments, and "solved" the probability of solving a task, over all tasks. The
+    shares are those of the tasks in each of `POOLS`, 0 without pools. "kept" is the share of groups that were kept.
     """
-
-    skill: jax.Array
-    solved: jax.Array
-    shares: jax.Array
-    kept: jax.Array
-
-
-def train(curriculum: Curriculum, steps: int, key: jax.Array) -> Log:
-    """Train one seed for `steps` updates, a multiple of `INTERVAL`."""
-    tasks = curriculum.tasks
     difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
 
-    def update(state: State, _: None) -> tuple[State, Log]:
-        key, draw_key, solve_key = jax.random.split(state.key, 3)
-        drawn, _ = tasks.sample(state.tasks, draw_key, GROUPS)
-        chance = jax.nn.sigmoid(state.skill[env[drawn]] - difficulty[drawn])
+    def update(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
+        state, skill, key = carry
+        key, draw_key, solve_key = jax.random.split(key, 3)
+        drawn, _ = tasks.sample(state, draw_key, GROUPS)
+        chance = jax.nn.sigmoid(skill[env[drawn]] - difficulty[drawn])
         rewards = jax.random.bernoulli(solve_key, chance[:, None], (GROUPS, ROLLOUTS)).astype(jnp.float32)
-        tasks_state, kept = tasks.update(state.tasks, drawn, rewards)
+        state, kept = tasks.update(state, drawn, rewards)
         gain = RATE * jnp.where(kept, 4 * jnp.var(rewards, axis=1), 0.0) / GROUPS
-        skill = state.skill.at[env[drawn]].add(gain)
-        metrics = tasks.metrics(tasks_state)
-        log = Log(
-            skill=skill.mean(),
-            solved=jax.nn.sigmoid(skill[env] - difficulty).mean(),
-            shares=jnp.stack([metrics.get(f"pool/{name}", jnp.float32(0)) for name in POOLS]),
-            kept=kept.mean(),
-        )
-        return State(tasks=tasks_state, skill=skill, key=key), log
+        skill = skill.at[env[drawn]].add(gain)
+        solved, metrics = jax.nn.sigmoid(skill[env] - difficulty).mean(), tasks.metrics(state)
+        shares = jnp.stack([metrics.get(f"pool/{name}", jnp.float32(0)) for name in POOLS])
+        return (state, skill, key), {"skill": skill.mean(), "solved": solved, "shares": shares, "kept": kept.mean()}
 
-    def interval(state: State, _: None) -> tuple[State, Log]:
-        state, log = jax.lax.scan(update, state, length=INTERVAL)
-        if not isinstance(tasks, jr.DifficultyPools):
-            return state, log
-        key, recycle_key = jax.random.split(state.key)
-        recycled = tasks.recycle(state.tasks, recycle_key, hard_fraction=curriculum.recycled)
-        return state.replace(tasks=recycled, key=key), log
+    def interval(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
+        (state, skill, key), log = jax.lax.scan(update, carry, length=INTERVAL)
+        if isinstance(tasks, jr.DifficultyPools):
+            key, recycle_key = jax.random.split(key)
+            state = tasks.recycle(state, recycle_key, hard_fraction=recycled)
+        return (state, skill, key), log
 
-    state = State(tasks=tasks.init(), skill=jnp.zeros(len(TASKS_PER_ENV)), key=key)
-    _, log = jax.lax.scan(interval, state, length=steps // INTERVAL)
+    carry = tasks.init(), jnp.zeros(len(TASKS_PER_ENV)), key
+    _, log = jax.lax.scan(interval, carry, length=steps // INTERVAL)
     return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
 
 
-def figures_of(logs: dict[str, Log]) -> dict[str, np.ndarray]:
+def figures_of(logs: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Figures [seeds] by curriculum; "groups kept" is the share of those with differing rewards."""
     figures = {}
     for name, log in logs.items():
-        figures[f"{name}, tasks solved at the end"] = log.solved[:, -1]
-        figures[f"{name}, skill at the end"] = log.skill[:, -1]
-        half = np.where(log.solved.max(axis=1) >= 0.5, np.argmax(log.solved >= 0.5, axis=1) + 1, np.nan)
-        figures[f"{name}, updates to half of the tasks"] = half
-        figures[f"{name}, groups kept"] = log.kept.mean(axis=1)
+        figures[f"{name}, tasks solved at the end"] = log["solved"][:, -1]
+        figures[f"{name}, skill at the end"] = log["skill"][:, -1]
+        half = log["solved"] >= 0.5
+        figures[f"{name}, updates to half of the tasks"] = np.where(half.any(1), half.argmax(axis=1) + 1, np.nan)
+        figures[f"{name}, groups kept"] = log["kept"].mean(axis=1)
     return figures
 
 
-def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
+def plot(path: Path, logs: dict[str, dict[str, np.ndarray]], steps: int) -> None:
     """Plot pool shares and skills."""
     updates = np.arange(1, steps + 1)
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     axes = figure.subplots(1, 3)
     for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
-        panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
+        panel.stackplot(updates, logs[name]["shares"].mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
     legend_below(axes[0], ncols=3)
-    for (name, log), color in zip(
-        logs.items(), ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True
-    ):
-        axes[2].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
-        axes[2].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
-    axes[2].set(
-        title=f"skill, {len(log.skill)} seeds and their mean", xlabel="updates", ylabel="skill", xlim=(0, steps)
-    )
+    for number, (name, log) in enumerate(logs.items()):
+        axes[2].plot(updates, log["skill"].T, color=f"C{number}", alpha=0.2, linewidth=0.6)
+        axes[2].plot(updates, log["skill"].mean(axis=0), color=f"C{number}", linewidth=2.5, label=name)
+    title = f"skill, {len(log['skill'])} seeds and their mean"
+    axes[2].set(title=title, xlabel="updates", ylabel="skill", xlim=(0, steps))
     legend_below(axes[2])
     figure.savefig(path, dpi=150)
 
 
 def main() -> None:
-    parser = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.")
-    parser.add_experiment(seeds=16, short="a tiny budget")
-    parser.add_count("steps", f"updates, a multiple of {INTERVAL}", 1_500, 200)
-    args = parser.parse()
-    parser.check_multiple("steps", args.steps, INTERVAL)
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    logs = {}
-    for name, curriculum in CURRICULA.items():
-        run = jax.jit(jax.vmap(lambda key, curriculum=curriculum: train(curriculum, args.steps, key)))
-        logs[name] = jax.tree.map(np.asarray, run(keys))
+    args = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.", seeds=16).parse()
+    steps, logs = 200 if args.short else 1_500, {}
+    for name, (tasks, recycled) in CURRICULA.items():
+        run = jax.jit(jax.vmap(functools.partial(train, tasks, recycled, steps)))
+        logs[name] = jax.tree.map(np.asarray, run(args.keys))
     path = args.out / "curriculum.png"
-    plot(path, logs, args.steps)
-    title = f"{len(ENV)} tasks, {args.steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
+    plot(path, logs, steps)
+    title = f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
     report(path, title, figures_of(logs), 3)
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,37 +37,23 @@ def agent(name: str, **constants: Any) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of the options of a study, some of which are smaller with --short."""
+    """The options of a study: --seeds, --seed, --out and --short."""
 
-    def __init__(self, description: str):
+    def __init__(self, description: str, seeds: int, short_seeds: int = 2):
         super().__init__(description=description, allow_abbrev=False)
-        self.counts: dict[str, tuple[int, int]] = {}
-
-    def add_count(self, name: str, what: str, default: int, short: int) -> None:
-        """Add an integer option with another default for --short."""
-        self.add_argument(f"--{name}", type=int, help=f"{what} ({default}; {short} if short)")
-        self.counts[name] = default, short
-
-    def add_experiment(self, seeds: int, short_seeds: int = 2, short: str = "a tiny budget; it does not learn") -> None:
-        """Add the options of every study: --seeds, --seed, --out and --short."""
-        self.add_count("seeds", "number of seeds", seeds, short_seeds)
+        self.short_seeds = short_seeds
+        self.add_argument("--seeds", type=int, default=seeds, help=f"number of seeds ({seeds}; {short_seeds} if short)")
         self.add_argument("--seed", type=int, default=0, help="base seed (0)")
         self.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
-        self.add_argument("--short", action="store_true", help=short)
+        self.add_argument("--short", action="store_true", help="few seeds and a tiny budget; it does not learn")
 
     def parse(self) -> argparse.Namespace:
-        """The arguments, with defaults filled in. Makes the folder of --out."""
+        """The arguments, and `keys` [seeds]. Makes the folder of --out."""
         args = self.parse_args()
-        for name, defaults in self.counts.items():
-            if getattr(args, name) is None:
-                setattr(args, name, defaults[args.short])
+        args.seeds = self.short_seeds if args.short else args.seeds
+        args.keys = jax.random.split(jax.random.key(args.seed), args.seeds)
         args.out.mkdir(parents=True, exist_ok=True)
         return args
-
-    def check_multiple(self, name: str, count: int, of: int) -> None:
-        """End with an error unless the option --`name` is a multiple."""
-        if count % of:
-            self.error(f"argument --{name}: {count} is not a multiple of {of}")
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -85,81 +72,92 @@ def command() -> str:
     return " ".join(Path(word).name if word.startswith("/") else word for word in words)
 
 
+def summary(figure: Any) -> list[float]:
+    """The value of a figure, and the ends of its interval if it has one."""
+    return [figure.mean(), *interval(figure)] if isinstance(figure, np.ndarray) else [*np.ravel(figure)]
+
+
+def text_of(figure: Any, digits: int) -> str:
+    """A figure as text, such as "0.50 [0.40, 0.60]"."""
+    value, *ends = (f"{x:,.{digits}f}" for x in summary(figure))
+    return f"{value} [{', '.join(ends)}]" if ends else value
+
+
 def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
-    """Write a study's result file `path`: its figures, command, seconds, date and versions.
+    """Write a study's result file beside its plot `path`: its figures, command, seconds, date and versions.
 
     A figure is an array [seeds], written with its mean and the interval of the mean; or a tuple of a value and the ends
     of its interval; or a number. `seeds` is needed only if no figure is an array.
     """
 
     def numbers(values: Any) -> list[float | None]:
-        return [None if np.isnan(x) else float(f"{x:.7g}") for x in np.ravel(values)]
+        return [None if np.isnan(x) else float(f"{x:.7g}") for x in values]
 
-    rows = []
+    rows = {}
     for name, figure in figures.items():
-        of_seeds = {}
+        value, *ends = numbers(summary(figure))
+        rows[name] = {"value": value, **({"interval": ends} if ends else {})}
         if isinstance(figure, np.ndarray):
-            seeds, of_seeds = len(figure), {"seeds": numbers(figure)}
-            figure = figure.mean(), *interval(figure)
-        value, *ends = numbers(figure)
-        row = {"value": value, **({"interval": ends} if ends else {}), **of_seeds}
-        rows.append(f"  {json.dumps(name)}: {json.dumps(row)}")
+            seeds, rows[name]["seeds"] = len(figure), numbers(figure)
     versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxreplay": jr.__version__}
     if "gymnax" in sys.modules:
         versions["gymnax"] = importlib.metadata.version("gymnax")
+    seconds = round(time.perf_counter() - START)  # compiling included
     head = {
         "command": command(),
         "seeds": seeds,
         "date": datetime.date.today().isoformat(),
-        "seconds": round(time.perf_counter() - START),  # compiling included
+        "seconds": seconds,
         "cpu_seconds": round(time.process_time()),  # of all threads: other programs hardly change it
         "device": jax.devices()[0].device_kind,
         "versions": versions,
     }
-    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    path.write_text("{\n" + ",\n".join([*lines, ' "figures": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n")
+    lines, found = ([f"{json.dumps(name)}: {json.dumps(x)}" for name, x in of.items()] for of in (head, rows))
+    path = path.with_suffix(".json")
+    path.write_text("{\n " + ",\n ".join(lines) + ',\n "figures": {\n  ' + ",\n  ".join(found) + "\n }\n}\n")
+    print(f"{seconds} s with compiling; wrote {path}")
 
 
-def text_of(figure: Any, digits: int) -> str:
-    """A figure of `record` as text, such as "0.50 [0.40, 0.60]"."""
-    if isinstance(figure, np.ndarray):
-        figure = figure.mean(), *interval(figure)
-    value, *ends = (f"{x:,.{digits}f}" for x in np.ravel(figure))
-    return f"{value} [{', '.join(ends)}]" if ends else value
-
-
-def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2, seeds: int | None = None) -> None:
-    """Print figures by their names "ROW, COLUMN" in a table, and `record` them beside the plot `path`."""
-    table: dict[str, dict[str, str]] = {}
+def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2, *, seeds: int | None = None) -> None:
+    """Print the figures, and `record` them."""
+    print(f"{title}\nmean over seeds [95% bootstrap interval]")
     for name, figure in figures.items():
-        row, _, column = name.rpartition(", ")
-        table.setdefault(row, {})[column] = text_of(figure, digits)
-    columns = list(dict.fromkeys(column for row in table.values() for column in row))
-    first, width = 2 + max(map(len, table)), 2 + max(22, *map(len, columns))
-    print(f"{title}\nmean over seeds [95% bootstrap interval]\n{'':{first}}", end="")
-    print("".join(f"{column:>{width}}" for column in columns))
-    for name, row in table.items():
-        print(f"{name:{first}}" + "".join(f"{row.get(column, ''):>{width}}" for column in columns))
-    save(path, figures, seeds=seeds)
+        print(f"{text_of(figure, digits):>28}  {name}")
+    record(path, figures, seeds=seeds)
 
 
-def save(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
-    """`record` the figures of a study beside its plot `path`, and print where they are."""
-    record(path.with_suffix(".json"), figures, seeds=seeds)
-    written = " and ".join(str(x) for x in dict.fromkeys((path, path.with_suffix(".json"))))
-    print(f"{time.perf_counter() - START:.0f} s with compiling; wrote {written}")
+def heat_maps(
+    path: Path,
+    title: str,
+    rows: list[dict[str, np.ndarray]],
+    x: tuple[str, Sequence[Any]],
+    y: tuple[str, Sequence[Any]],
+    digits: int,
+) -> None:
+    """Plot mean returns, and their intervals, over two settings: panels [len(y), len(x), seeds] by their titles.
 
+    A setting has a name and values. Each row of panels has its own colors.
+    """
+    from matplotlib.figure import Figure
 
-def heat_map(axes: Any, values: np.ndarray, low: float, high: float, digits: int = 2) -> Any:
-    """Draw means of `values` [rows, columns, seeds] and their intervals, in colors from `low` to `high`."""
-    means = values.mean(axis=-1)
-    image = axes.imshow(means, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="auto")
-    for row, column in np.ndindex(means.shape):
-        text = text_of(values[row, column], digits).replace(" [", "\n[")
-        color = "white" if means[row, column] < (low + high) / 2 else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color=color)
-    axes.tick_params(length=0)
-    return image
+    figure = Figure(figsize=(8, 7.4), layout="constrained")
+    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharex=True, sharey=True)
+    for of_row, row in zip(panels, rows, strict=True):
+        means = np.stack([values.mean(axis=-1) for values in row.values()])
+        for axes, mean, (name, values) in zip(of_row, means, row.items(), strict=True):
+            image = axes.imshow(mean, vmin=means.min(), vmax=means.max(), origin="lower", aspect="auto")
+            for i, j in np.ndindex(mean.shape):
+                text = text_of(values[i, j], digits).replace(" [", "\n[")
+                color = "white" if mean[i, j] < (means.min() + means.max()) / 2 else "black"
+                axes.text(j, i, text, ha="center", va="center", fontsize=8.5, color=color)
+            axes.set_title(name, fontsize=10)
+            axes.set_xticks(range(len(x[1])), x[1])
+            axes.set_yticks(range(len(y[1])), y[1])
+        figure.colorbar(image, ax=of_row, label="mean return of the second half", shrink=0.8)
+    figure.suptitle(title, fontsize=11)
+    figure.supxlabel(x[0])
+    figure.supylabel(y[0])
+    figure.savefig(path, dpi=130)
 
 
 def legend_below(axes: Any, ncols: int = 2) -> None:
@@ -175,16 +173,9 @@ def plot_mean(axes: Any, x: np.ndarray, curves: np.ndarray, color: Any, label: s
 
 
 def plot(
-    path: Path,
-    title: str,
-    env_steps: np.ndarray,
-    curves: dict[str, np.ndarray],
-    *,
-    ylabel: str,
-    goal: tuple[float, str] | None = None,
-    xlabel: str = "environment steps per seed",
+    path: Path, title: str, x: tuple[str, np.ndarray], y: str, curves: dict[str, np.ndarray], goal: float | None = None
 ) -> None:
-    """Plot learning curves [seeds, points] of each agent, and a dashed line at the goal.
+    """Plot learning curves [seeds, points] of each agent over `x`, a name and values, and a dashed line at the goal.
 
     Each seed is a faint line. From 17 seeds on, a band of the mean's 95% intervals takes their place.
     """
@@ -193,16 +184,15 @@ def plot(
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, (name, seeds) in enumerate(curves.items()):
-        color = f"C{number % 10}"
-        label = f"{name}: mean of {len(seeds)} seeds" if len(curves) > 1 else f"mean of {len(seeds)} seeds"
+        color, label = f"C{number}", f"{name}: mean of {len(seeds)} seeds"
         if len(seeds) > 16:
-            plot_mean(axes, env_steps, seeds, color, label)
+            plot_mean(axes, x[1], seeds, color, label)
         else:
-            axes.plot(env_steps, seeds.T, color=color, alpha=0.35, linewidth=0.8)
-            axes.plot(env_steps, seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
+            axes.plot(x[1], seeds.T, color=color, alpha=0.35, linewidth=0.8)
+            axes.plot(x[1], seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
     if goal is not None:
-        axes.axhline(goal[0], color="gray", linestyle="--", linewidth=1, label=goal[1])
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, env_steps[-1]))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.axhline(goal, color="gray", linestyle="--", linewidth=1, label=f"return {goal}")
+    axes.set(title=title, xlabel=x[0], ylabel=y, xlim=(0, x[1][-1]))
+    axes.xaxis.set_major_formatter("{x:,g}")
     legend_below(axes)
     figure.savefig(path, dpi=150)

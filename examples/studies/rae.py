@@ -56,18 +56,16 @@ def make_agent(source: str, hold: int, interval: int) -> Any:
 
 
 def main() -> None:
-    parser = Parser("A second experiment that draws half of each batch from the replay of a first one.")
-    parser.add_experiment(seeds=32)
-    parser.add_count("steps", "actions and updates per seed of each experiment", 5_000, 100)
+    parser = Parser("A second experiment that draws half of each batch from the replay of a first one.", seeds=32)
+    parser.add_argument("--steps", type=int, default=5_000, help="actions and updates of each experiment (5000)")
     parser.add_argument("--hold", type=int, default=HOLD, help=f"steps that an action lasts ({HOLD})")
     args, curves = parser.parse(), {}
-    interval = 50 if args.short else INTERVAL
-    parser.check_multiple("steps", args.steps, interval)
+    steps, interval = (100, 50) if args.short else (args.steps, INTERVAL)
     first_keys, second_keys = (jax.random.split(key, args.seeds) for key in jax.random.split(jax.random.key(args.seed)))
 
     def train(name: str, rlpd: Any, states: Any) -> Any:
         step, tests = jax.jit(jax.vmap(rlpd.train), donate_argnums=0), []
-        for _ in tqdm(range(args.steps // interval), desc=name, unit=f" x {interval} steps"):
+        for _ in tqdm(range(steps // interval), desc=name, unit=f" x {interval} steps"):
             states, found = step(states)
             tests.append(np.asarray(found))
         curves[name] = np.stack(tests, axis=1)
@@ -91,11 +89,10 @@ def main() -> None:
         if name in curves:
             figures[f"{name}, seeds above {SOLVED} at the end"] = np.sum(seeds[:, -1] >= SOLVED)
     path = args.out / ("rae.png" if args.hold == HOLD else f"rae_hold_{args.hold}.png")
-    times = interval * np.arange(1, args.steps // interval + 1)
+    times = interval * np.arange(1, steps // interval + 1)
     title, ylabel = "A car on a hill, Soft Actor-Critic", f"return of {online.TESTS} test episodes"
-    goal = SOLVED, f"return {SOLVED}"
-    plot(path, title, times, curves, ylabel=ylabel, goal=goal, xlabel="actions and updates per seed in an experiment")
-    about = f"{ylabel}, actions of {args.hold} steps, {args.steps:,} in an experiment, {args.seeds} seeds"
+    plot(path, title, ("actions and updates per seed in an experiment", times), ylabel, curves, goal=SOLVED)
+    about = f"{ylabel}, actions of {args.hold} steps, {steps:,} in an experiment, {args.seeds} seeds"
     report(path, f"{title}: {about}", figures, 0)
 
 

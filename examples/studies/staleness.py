@@ -23,14 +23,12 @@ batches of 32 groups, and with budgets of 100 to 800, gave the same picture.
 """
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from experiment import Parser, legend_below, plot_mean, report
-from flax import struct
 from matplotlib.figure import Figure
 
 import jaxreplay as jr
@@ -42,14 +40,6 @@ SETTINGS = (*(f"step size {rate:g}" for rate in RATES), "the best step size for 
 TESTS, CLIP = 256, 0.2
 BUFFER = jr.ReplayBuffer(capacity=GROUPS, sampler=jr.Uniform(replacement=False))
 OPTIMIZER = optax.scale_by_adam()  # times the step size
-
-
-@struct.dataclass
-class State:
-    policy: jax.Array  # [FEATURES, TOKENS]
-    opt: Any
-    replay: jr.buffers.ReplayState
-    key: jax.Array
 
 
 def find_answers(teacher: jax.Array, tasks: jax.Array) -> jax.Array:
@@ -86,21 +76,21 @@ def train(reuse: jax.Array, rate: jax.Array, key: jax.Array, updates: int) -> ja
     tests = jax.random.normal(test_key, (TESTS, FEATURES))
     answers = find_answers(teacher, tests)
 
-    def update(state: State, version: jax.Array) -> tuple[State, jax.Array]:
-        key, generate_key, draw_key = jax.random.split(state.key, 3)
-        groups = roll_out(state.policy, teacher, generate_key)
+    def update(carry: tuple, version: jax.Array) -> tuple[tuple, jax.Array]:
+        policy, opt, replay, key = carry
+        key, generate_key, draw_key = jax.random.split(key, 3)
+        groups = roll_out(policy, teacher, generate_key)
         new = (jnp.arange(GROUPS) < GROUPS // reuse) | (version == 0)
-        replay = BUFFER.add(state.replay, groups, mask=new)  # its capacity is the newest GROUPS
+        replay = BUFFER.add(replay, groups, mask=new)  # its capacity is the newest GROUPS
         sample = BUFFER.sample(replay, draw_key, GROUPS)
-        steps, opt = OPTIMIZER.update(jax.grad(loss)(state.policy, sample.items), state.opt)
-        policy = state.policy - rate * steps
+        steps, opt = OPTIMIZER.update(jax.grad(loss)(policy, sample.items), opt)
+        policy = policy - rate * steps
         reward = jnp.mean(jax.nn.softmax(tests @ policy)[jnp.arange(TESTS), answers])
-        return State(policy=policy, opt=opt, replay=replay, key=key), reward
+        return (policy, opt, replay, key), reward
 
     policy = jnp.zeros((FEATURES, TOKENS))
     replay = BUFFER.init(jax.eval_shape(roll_out, policy, teacher, key))
-    state = State(policy=policy, opt=OPTIMIZER.init(policy), replay=replay, key=key)
-    return jax.lax.scan(update, state, jnp.arange(updates, dtype=jnp.int32))[1]
+    return jax.lax.scan(update, (policy, OPTIMIZER.init(policy), replay, key), jnp.arange(updates, dtype=jnp.int32))[1]
 
 
 def updates_within(budget: float, cost: float, reuse: int) -> int:
@@ -148,20 +138,15 @@ def plot(path: Path, log: np.ndarray, budget: int) -> None:
 
 
 def main() -> None:
-    parser = Parser("Reuse of rollouts against the cost of generation.")
-    parser.add_experiment(seeds=16, short="a tiny budget")
-    parser.add_count("budget", "units of compute; a unit is one update", 500, 60)
-    args = parser.parse()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    run = jax.vmap(lambda *x: train(*x, args.budget), in_axes=(None, None, 0))
+    args = Parser("Reuse of rollouts against the cost of generation.", seeds=16).parse()
+    budget = 60 if args.short else 500  # units of compute; a unit is one update
+    run = jax.vmap(lambda *x: train(*x, budget), in_axes=(None, None, 0))
     run = jax.vmap(jax.vmap(run, in_axes=(None, 0, None)), in_axes=(0, None, None))
-    log = np.asarray(jax.jit(run)(jnp.array(REUSES), jnp.array(RATES), keys))
+    log = np.asarray(jax.jit(run)(jnp.array(REUSES), jnp.array(RATES), args.keys))
     path = args.out / "staleness.png"
-    plot(path, log, args.budget)
-    title = (
-        f"expected reward after {args.budget} units of compute; generation costs 4; by uses of a group, and step size"
-    )
-    report(path, title, figures_of(log, args.budget), 3)
+    plot(path, log, budget)
+    title = f"expected reward after {budget} units of compute; generation costs 4; by uses of a group, and step size"
+    report(path, title, figures_of(log, budget), 3)
 
 
 if __name__ == "__main__":

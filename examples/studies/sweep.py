@@ -3,9 +3,9 @@
 Yes: it compiles once, where programs of their own compile for each setting again, which takes most of their time.
 
 pip install -e '.[examples]'
-python examples/studies/sweep.py                # 64 settings, 6 seeds of each
-python examples/studies/sweep.py --separate 3   # also 3 settings as programs of their own, to compare the times
-python examples/studies/sweep.py --short        # a few seconds, to see that it runs
+python examples/studies/sweep.py           # 64 settings, 6 seeds of each
+python examples/studies/sweep.py --short   # a few seconds, to see that it runs
+python tests/benchmarks/sweeps.py          # 3 settings as programs of their own, to compare the times
 
 The settings are all combinations of four values of alpha and of n, two learning rates, and one or two updates per step.
 `jax.vmap` maps the training over them, so each must be a traced array:
@@ -24,7 +24,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -33,14 +32,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, heat_map, save, text_of
+from experiment import Parser, heat_maps, record, text_of
 from flax import struct
-from matplotlib.figure import Figure
 
 import jaxreplay as jr
 
 ALPHA, N = (0.0, 0.3, 0.6, 0.9), (1, 2, 4, 8)
 LEARNING_RATE, UPDATES = (5e-4, 2e-3), (1, 2)
+BATCH, WIDTH, GAMMA, TARGET_RATE = 32, 32, 0.99, 0.02
+EPSILON, EXPLORATION = 0.05, 0.2  # fraction of the steps in which epsilon falls from 1
+SETTINGS = [*itertools.product(ALPHA, N, LEARNING_RATE, UPDATES)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,6 @@ class Config:
     num_envs: int = 4
     warmup: int = 100  # steps with random actions before the first update
     length: int = 1_024  # steps kept per environment
-    batch_size: int = 32
-    width: int = 32
-    gamma: float = 0.99
-    target_rate: float = 0.02
-    epsilon: float = 0.05
-    exploration: float = 0.2  # fraction of the steps in which epsilon falls from 1
     max_n: int = N[-1]  # the largest of all settings
     max_updates: int = UPDATES[-1]
 
@@ -66,7 +61,7 @@ class Config:
 class Setting:
     """The values that are swept: numbers, or arrays with an axis for `jax.vmap`."""
 
-    alpha: Any  # None: the buffer that `make_buffer` returns has no alpha
+    alpha: Any  # None: the buffer has none, or one of its own
     n: Any
     learning_rate: Any
     updates: Any
@@ -83,37 +78,23 @@ class State:
     opt: optax.OptState
 
 
-def all_settings() -> Setting:
-    """All combinations, arrays [64]; the last of `Setting` varies fastest."""
-    alpha, n, learning_rate, updates = zip(*itertools.product(ALPHA, N, LEARNING_RATE, UPDATES), strict=True)
-    return Setting(np.float32(alpha), np.int32(n), np.float32(learning_rate), np.int32(updates))
+def sequences(config: Config, sequence_length: int) -> jr.SequenceBuffer:
+    """A prioritized buffer."""
+    sizes = {"length": config.length, "num_envs": config.num_envs, "sequence_length": sequence_length}
+    return jr.SequenceBuffer(**sizes, sampler=jr.Prioritized())
 
 
-def sequences(config: Config, sequence_length: int, alpha: float | None) -> jr.SequenceBuffer:
-    """A prioritized buffer; with alpha None, its state is given one."""
-    return jr.SequenceBuffer(
-        length=config.length,
-        num_envs=config.num_envs,
-        sequence_length=sequence_length,
-        sampler=jr.Prioritized() if alpha is None else jr.Prioritized(alpha=alpha),
-    )
-
-
-def make_train(
-    config: Config, static: Setting | None = None, make_buffer: Callable[..., Any] = sequences
-) -> Callable[..., jax.Array]:
+def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> Callable[..., jax.Array]:
     """A function of a key and a `Setting`: the mean return of the episodes that end in the second half of the training.
 
-    With a `static` setting, which the `Setting` then equals, its numbers are compiled in. `make_buffer` returns an
-    object with the methods init, add, sample and update of `jr.SequenceBuffer`.
+    `make_buffer` returns an object with the methods init, add, sample and update of `jr.SequenceBuffer`.
     """
     env, env_params = gymnax.make(config.task)
-    hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
+    hidden = [nn.Dense(WIDTH), nn.relu, nn.Dense(WIDTH), nn.relu]
     network = nn.Sequential(
         [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), *hidden, nn.Dense(env.num_actions)]
     )
-    max_n, max_updates = (config.max_n, config.max_updates) if static is None else (static.n, static.updates)
-    buffer = make_buffer(config, max_n + 1, None if static is None else static.alpha)
+    buffer = make_buffer(config, config.max_n + 1)
 
     def seen(obs: jax.Array) -> jax.Array:
         return obs > 0 if config.task == "Catch-bsuite" else obs
@@ -133,7 +114,7 @@ def make_train(
         row = {"obs": obs, "action": jnp.zeros(config.num_envs, jnp.int32), "reward": jnp.zeros(config.num_envs)}
         rows = jax.tree.map(lambda x: x[None], row | flags)
         replay = buffer.init(rows)
-        if static is None and setting.alpha is not None:
+        if setting.alpha is not None:
             replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha))
         params = network.init(params_key, obs)
         return State(env_state, obs, replay, params, params, optax.adam(1.0).init(params))
@@ -146,21 +127,19 @@ def make_train(
         action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
         keys = jax.random.split(env_key, config.num_envs)
         env_state, obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(state.env, action, keys)
-        row = {"obs": state.obs, "action": action, "reward": reward, "terminated": terminated}
-        row |= {"truncated": truncated, "step": step}
+        row = {"obs": state.obs, "action": action, "reward": reward}
+        row |= {"terminated": terminated, "truncated": truncated, "step": step}
         replay = buffer.add(state.buffer, jax.tree.map(lambda x: x[None], row))
         return state.replace(env=env_state, obs=obs, buffer=replay), (reward, terminated | truncated)
 
     def learn(state: State, key: jax.Array, setting: Setting, masked: jax.Array | bool) -> State:
         """One update; it changes nothing where `masked`."""
         restricted = {} if setting.max_age is None else {"max_age": setting.max_age}
-        sample = buffer.sample(state.buffer, key, config.batch_size, **restricted)
-        items, rows = sample.items, jnp.arange(config.batch_size)
-        n = {"n": max_n} if static else {"n": setting.n, "max_n": max_n}
-        names = ("obs", "action", "reward", "terminated", "truncated")
-        batch, valid = jr.sequence_transitions(
-            *(items[name] for name in names), **n, gamma=config.gamma, mask=items["step"]
-        )
+        sample = buffer.sample(state.buffer, key, BATCH, **restricted)
+        items, rows = sample.items, jnp.arange(BATCH)
+        columns = [items[name] for name in ("obs", "action", "reward", "terminated", "truncated")]
+        how = {"n": setting.n, "max_n": config.max_n, "gamma": GAMMA}
+        batch, valid = jr.sequence_transitions(*columns, **how, mask=items["step"])
         best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
         target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
 
@@ -171,21 +150,21 @@ def make_train(
         grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
         updates, opt = optax.adam(setting.learning_rate).update(grads, state.opt)
         params = optax.apply_updates(state.params, updates)
-        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
+        target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
         # The handle -1 names nothing. The storage itself is never selected, which would copy it.
         replay = buffer.update(state.buffer, jnp.where(masked, -1, sample.indices), td_errors)
         new = state.replace(params=params, target_params=target_params, opt=opt, buffer=None)
         old = state.replace(buffer=None)
         return jax.tree.map(lambda x, y: jnp.where(masked, x, y), old, new).replace(buffer=replay)
 
-    explore = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
+    explore = optax.linear_schedule(1.0, EPSILON, int(EXPLORATION * config.steps))
 
     def train(key: jax.Array, setting: Setting) -> jax.Array:
         def step(state: State, t: jax.Array) -> tuple[State, Any]:
             act_key, *keys = jax.random.split(jax.random.fold_in(key, t), 1 + config.max_updates)
             state, result = act(state, act_key, explore(t))
-            for k in range(max_updates):
-                state = learn(state, keys[k], setting, False if static else k >= setting.updates)
+            for k, key_of_update in enumerate(keys):
+                state = learn(state, key_of_update, setting, k >= setting.updates)
             return state, result
 
         keys = jax.random.split(jax.random.fold_in(key, config.steps), 1 + config.warmup)
@@ -197,75 +176,42 @@ def make_train(
     return train
 
 
-def timed(train: Callable[..., jax.Array], *arguments: Any) -> tuple[np.ndarray, float, float]:
+def timed(train: Callable[..., jax.Array], *arguments: Any) -> tuple[np.ndarray, str]:
     """The result of a jitted function, and the seconds of its compilation and of its run."""
     start = time.perf_counter()
     compiled = jax.jit(train).lower(*arguments).compile()
     middle = time.perf_counter()
     result = np.asarray(compiled(*arguments))
-    return result, middle - start, time.perf_counter() - middle
+    return result, f"compile {middle - start:.1f} s, run {time.perf_counter() - middle:.1f} s"
 
 
-def run_one(config: Config, keys: jax.Array, setting: Setting, **settings: Any) -> tuple[np.ndarray, float, float]:
-    """`timed` training of one setting of Python numbers, all seeds [seeds] in a program of their own."""
-    train = make_train(config, setting, **settings)
-    return timed(jax.vmap(lambda key: train(key, setting)), keys)
-
-
-def of_setting(k: int) -> Setting:
-    """Setting number k as Python numbers."""
-    return jax.tree.map(lambda x: x[k].item(), all_settings())
-
-
-def setting_name(k: int) -> str:
-    values = dataclasses.asdict(of_setting(k)).items()
-    return ", ".join(f"{name} {value:.3g}" for name, value in values if value is not None)
-
-
-def plot(path: Path, title: str, returns: np.ndarray) -> None:
-    """Heat maps over alpha and n of returns [64, seeds], one for each pair of the other settings."""
-    grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
-    figure = Figure(figsize=(8, 7.2), layout="constrained")
-    panels = figure.subplots(len(LEARNING_RATE), len(UPDATES), sharex=True, sharey=True)
-    means = grid.mean(axis=-1)
-    for (i, rate), (j, updates) in itertools.product(enumerate(LEARNING_RATE), enumerate(UPDATES)):
-        image = heat_map(panels[i, j], grid[:, :, i, j], means.min(), means.max())
-        panels[i, j].set_title(f"learning rate {rate:g}, {updates} update{'s' * (updates > 1)} per step", fontsize=10)
-        panels[i, j].set_xticks(range(len(N)), [f"n = {n}" for n in N])
-        panels[i, j].set_yticks(range(len(ALPHA)), [f"alpha = {alpha:g}" for alpha in ALPHA])
-    figure.colorbar(image, ax=panels, label="mean return of the second half", shrink=0.6)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=140)
+def sweep(config: Config, keys: jax.Array, settings: Setting, **how: Any) -> tuple[np.ndarray, str]:
+    """Returns [settings, seeds] of one program for all, and its times."""
+    lanes = jax.vmap(jax.vmap(make_train(config, **how), in_axes=(0, None)), in_axes=(None, 0))
+    return timed(lanes, keys, settings)
 
 
 def main() -> None:
-    parser = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.")
-    parser.add_experiment(seeds=6)
-    parser.add_count("steps", "steps of an environment in the learning phase", 1_000, 40)
-    parser.add_count("separate", "settings that also run as programs of their own", 0, 1)
-    args = parser.parse()
-    config = Config(steps=args.steps)
-    keys, settings = jax.random.split(jax.random.key(args.seed), args.seeds), all_settings()
-    sweep = jax.vmap(jax.vmap(make_train(config), in_axes=(0, None)), in_axes=(None, 0))
-    returns, compiling, running = timed(sweep, keys, jax.tree.map(jnp.asarray, settings))
-    print(f"{len(returns)} settings, {args.seeds} seeds each, {args.steps:,} steps of {config.num_envs} environments")
+    args = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.", seeds=6).parse()
+    config = Config(steps=40 if args.short else 1_000)
+    returns, times = sweep(config, args.keys, Setting(*map(jnp.array, zip(*SETTINGS, strict=True))))
+    print(f"{len(returns)} settings, {args.seeds} seeds each, {config.steps:,} steps of {config.num_envs} environments")
+    names = ["alpha {:g}, n {}, learning_rate {:g}, updates {}".format(*setting) for setting in SETTINGS]
     best = np.argsort(-returns.mean(axis=1))[:5]
     for k in best:
-        print(f"{text_of(returns[k], 3)}  {setting_name(k)}")
-    print("return: mean over the episodes of the second half; [95% bootstrap interval over seeds]")
-    print(f"one program: compile {compiling:.1f} s, run {running:.1f} s")
-    separate = [run_one(config, keys, of_setting(k)) for k in np.linspace(0, 63, args.separate).astype(int)]
-    if separate:
-        compiling, running = (np.mean([x[i] for x in separate]) for i in (1, 2))
-        print(
-            f"{len(separate)} settings as programs of their own, mean: compile {compiling:.1f} s, run {running:.1f} s"
-        )
-        print(f"64 such programs, extrapolated: {64 * (compiling + running):.0f} s")
+        print(f"{text_of(returns[k], 3)}  {names[k]}")
+    print(
+        f"return: mean over the episodes of the second half; [95% bootstrap interval over seeds]\none program: {times}"
+    )
+    grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
+    panels = [
+        {f"learning rate {rate:g}, updates per step: {k}": grid[:, :, i, j] for j, k in enumerate(UPDATES)}
+        for i, rate in enumerate(LEARNING_RATE)
+    ]
     path = args.out / "sweep.png"
     title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
-    plot(path, title, returns)
-    figures = {setting_name(k): values for k, values in enumerate(returns)}
-    save(path, {"best of 64": returns[best[0]], **figures})
+    heat_maps(path, title, panels, x=("n", N), y=("alpha", ALPHA), digits=2)
+    record(path, {"best of 64": returns[best[0]], **dict(zip(names, returns, strict=True))})
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ In the second, the first step of an episode has its own observation and costs 10
 `jr.NStep` and a `jr.ReplayBuffer`, and again with each of four common mistakes.
 """
 
+import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from experiment import Parser, report
-from flax import struct
 
 import jaxreplay as jr
 
@@ -34,15 +34,6 @@ WAYS = {
     NO_END: "returns that continue into the next episode",
 }
 ENVIRONMENTS = {"one observation": False, "costly first step": True}
-
-
-@struct.dataclass
-class State:
-    tracer: jr.transitions.NStepState
-    buffer: jr.buffers.ReplayState
-    values: jax.Array  # [2], of an ordinary step and of the first one of an episode
-    mean_values: jax.Array  # [2], over the second half of the updates
-    key: jax.Array
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -62,28 +53,25 @@ def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: j
         action = jnp.zeros(NUM_ENVS, jnp.int32)
         return first.astype(jnp.int32), action, reward, terminated, truncated, s_next
 
-    def update(state: State, t: jax.Array) -> tuple[State, None]:
-        key, sample_key = jax.random.split(state.key)
-        tracer_state, batch, _ = tracer.add(state.tracer, *env_step(t))
+    def update(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
+        tracing, replay, values, mean_values, key = carry
+        key, sample_key = jax.random.split(key)
+        tracing, batch, _ = tracer.add(tracing, *env_step(t))
         batch = batch.replace(In=jnp.where((way == ONE_GAMMA) & (batch.In > 0), GAMMA, batch.In))
-        buffer_state = buffer.add(state.buffer, batch)
-        sample = buffer.sample(buffer_state, sample_key, BATCH)
+        replay = buffer.add(replay, batch)
+        sample = buffer.sample(replay, sample_key, BATCH)
         batch, weights = sample.items, sample.weights
-        td_errors = batch.Rn + batch.In * state.values[batch.S_next] - state.values[batch.S]
+        td_errors = batch.Rn + batch.In * values[batch.S_next] - values[batch.S]
         total = jnp.zeros(2).at[batch.S].add(weights * td_errors)
         count = jnp.zeros(2).at[batch.S].add(weights)
-        values = state.values + 0.5 * total / jnp.maximum(count, 1)
-        share = 1 / jnp.maximum(t - updates // 2, 1)
-        mean_values = state.mean_values + share * (values - state.mean_values)
-        state = State(tracer=tracer_state, buffer=buffer_state, values=values, mean_values=mean_values, key=key)
-        return state, None
+        values = values + 0.5 * total / jnp.maximum(count, 1)
+        share = 1 / jnp.maximum(t - updates // 2, 1)  # so that the mean is over the second half of the updates
+        return (tracing, replay, values, mean_values + share * (values - mean_values), key), None
 
     step = jax.eval_shape(env_step, jnp.int32(0))
-    zeros = jnp.zeros(2)
-    buffer_state = buffer.init(tracer.spec(*step))
-    state = State(tracer=tracer.init(*step), buffer=buffer_state, values=zeros, mean_values=zeros, key=key)
-    state, _ = jax.lax.scan(update, state, jnp.arange(updates))
-    return state.mean_values
+    carry = tracer.init(*step), buffer.init(tracer.spec(*step)), jnp.zeros(2), jnp.zeros(2), key
+    (_, _, _, mean_values, _), _ = jax.lax.scan(update, carry, jnp.arange(updates))
+    return mean_values
 
 
 def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
@@ -94,18 +82,11 @@ def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
 
 
 def main() -> None:
-    parser = Parser("Values learned under a time limit, with correct and incorrect handling.")
-    parser.add_experiment(seeds=8)
-    parser.add_count("updates", "number of updates", 10_000, 200)
-    args = parser.parse()
-    columns = [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
-    seeds = range(args.seed, args.seed + args.seeds)
-    values = {n: np.stack([learn_all(n, args.updates, seed) for seed in seeds])[..., 0] for n in (1, 3)}
-    figures = {
-        f"{name}, {env}, n={n}": values[n][:, list(ENVIRONMENTS).index(env), way]
-        for way, name in WAYS.items()
-        for env, n in columns
-    }
+    args = Parser("Values learned under a time limit, with correct and incorrect handling.", seeds=8).parse()
+    updates, seeds, figures = 200 if args.short else 10_000, range(args.seed, args.seed + args.seeds), {}
+    values = {n: np.stack([learn_all(n, updates, seed) for seed in seeds]) for n in (1, 3)}
+    for (way, name), (i, env), n in itertools.product(WAYS.items(), enumerate(ENVIRONMENTS), values):
+        figures[f"{name}, {env}, n={n}"] = values[n][:, i, way, 0]
     path = args.out / "time_limit.json"
     report(path, f"value of an ordinary step, {args.seeds} seeds; the right one is 100", figures, 1)
 

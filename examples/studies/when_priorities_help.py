@@ -36,9 +36,8 @@ is that of the values; in the maze it is the return that the greedy policy misse
   above the floor.
 """
 
-import argparse
-import dataclasses
 import itertools
+from collections import defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, plot_mean, save
+from experiment import Parser, plot_mean, record
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -76,104 +75,57 @@ class Task:
     values: Any  # float32 [STATES], of the best actions; 0 for unused states
 
 
-@struct.dataclass
-class Agent:
-    params: Any
-    target_params: Any  # for a table the same
-    opt: Any
-
-
-@struct.dataclass
-class Setting:
-    """Traced settings: numbers, or arrays with an axis for `jax.vmap`."""
-
-    alpha: Any
-    beta: Any
-    floor: Any  # smallest priority, and above it the loss is linear
-    step_size: Any = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What is compiled in. With `recompute` all priorities are computed again every INTERVAL steps; with `first` a new
-    transition gets the priority of its TD error, not the largest one.
-    """
-
-    sampler: Any
-    settings: dict[str, Setting]
-    recompute: bool = False
-    first: bool = False
-
-
-def per(stratified: Any = True) -> jr.Prioritized:
-    return jr.Prioritized(stratified=stratified)
-
-
-USUAL = Setting(alpha=0.6, beta=0.4, floor=0.0)
+Agent = namedtuple("Agent", "params target_params opt")  # for a table, the target parameters are the same
+# Traced: numbers, or arrays with an axis for `jax.vmap`. The floor is the smallest priority, and above it the loss is
+# linear.
+Setting = namedtuple("Setting", "alpha beta floor step_size", defaults=(0.6, 0.4, 0.0, 0.0))
+# A sampler and its settings. With `recompute` all priorities are computed anew every INTERVAL steps; with `first` a new
+# transition gets the priority of its TD error, not the largest one.
+Kind = namedtuple("Kind", "sampler settings recompute first", defaults=(False, False))
+PER = jr.Prioritized(stratified=True)
+BETAS = {"PER, beta 0": Setting(beta=0.0), "PER": Setting(), "PER, beta 1": Setting(beta=1.0)}
 KINDS = [
-    Kind(sampler=jr.Uniform(), settings={"uniform": USUAL}),
-    Kind(
-        sampler=per(),
-        settings={
-            "PER, beta 0": USUAL.replace(beta=0.0),
-            "PER": USUAL,
-            "PER, beta 1": USUAL.replace(beta=1.0),
-            "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1),
-        },
-    ),
-    Kind(sampler=per("systematic"), settings={"PER, systematic": USUAL}),
-    Kind(sampler=per(), settings={"PER, first TD errors": USUAL}, first=True),
-    Kind(sampler=per(), settings={"PER, recomputed": USUAL}, recompute=True),
+    Kind(jr.Uniform(), {"uniform": Setting()}),
+    Kind(PER, {**BETAS, "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1)}),
+    Kind(jr.Prioritized(stratified="systematic"), {"PER, systematic": Setting()}),
+    Kind(PER, {"PER, first TD errors": Setting()}, first=True),
+    Kind(PER, {"PER, recomputed": Setting()}, recompute=True),
 ]
-CURVES = {  # in the plot, with their colors
-    "uniform": "black",
-    "PER": "tab:blue",
-    "PER, beta 1": "tab:cyan",
-    "LAP": "tab:green",
-    "PER, first TD errors": "tab:red",
-    "PER, recomputed": "tab:purple",
-}
+COLORS = {"uniform": "black", "PER": "tab:blue", "PER, beta 1": "tab:cyan", "LAP": "tab:green"}
+COLORS |= {"PER, first TD errors": "tab:red", "PER, recomputed": "tab:purple"}
 
 
-def values_of(after: np.ndarray, slip: float, gamma: float, allowed: np.ndarray) -> np.ndarray:
-    """Values [STATES] of the best allowed actions, by value iteration."""
+def make_task(
+    after: np.ndarray, slip: float, allowed: np.ndarray, start: int, gamma: float, features: np.ndarray
+) -> Task:
+    """A task with the values of its best allowed actions, by value iteration. Unused states have no features."""
     values = np.zeros(STATES + 1)
     for _ in range(2_000):
         reward = (after == STATES) + gamma * values[after]  # [2, STATES, ACTIONS]
         q = (1 - slip) * reward[0] + slip * reward[1]
         values[:STATES] = np.where(allowed, q, -np.inf).max(axis=1)
-    return values[:STATES]
+    return Task(after, slip, allowed, start, gamma, features, np.where(features.any(axis=1), values[:STATES], 0))
 
 
 def make_chain(slip: float) -> Task:
     states = np.arange(STATES)
     after = np.stack([states + 1, np.maximum(states - 1, 0)])[:, :, None].repeat(ACTIONS, axis=2)
-    gamma, allowed = 0.99, np.arange(ACTIONS) == 0
     features = np.exp(-(((states[:, None] - np.linspace(0, STATES - 1, 15)) / 3.5) ** 2))
-    return Task(after, slip, allowed, 0, gamma, features, values_of(after, slip, gamma, allowed))
+    return make_task(after, slip, np.arange(ACTIONS) == 0, 0, 0.99, features)
 
 
 def make_maze() -> Task:
     cells = [(y, x) for y, row in enumerate(MAZE) for x, cell in enumerate(row) if cell in " S"]
     number = {cell: i for i, cell in enumerate(cells)} | {(0, 8): STATES}
-    after = np.full((STATES, ACTIONS), STATES)
+    after, features = np.full((STATES, ACTIONS), STATES), np.zeros((STATES, 15))
     for i, (y, x) in enumerate(cells):
         moves = [(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)]
         after[i] = [number.get(move, i) for move in moves]  # a wall leaves the state
-    features = np.zeros((STATES, 15))
-    for i, (y, x) in enumerate(cells):
         features[i, [y, 6 + x]] = 1
-    gamma, allowed = 0.95, np.ones(ACTIONS, bool)
-    values = np.where(np.arange(STATES) < len(cells), values_of(after[None].repeat(2, axis=0), 0.0, gamma, allowed), 0)
-    return Task(after[None].repeat(2, axis=0), 0.0, allowed, number[2, 0], gamma, features, values)
+    return make_task(after[None].repeat(2, axis=0), 0.0, np.ones(ACTIONS, bool), number[2, 0], 0.95, features)
 
 
 TASKS = {"chain": make_chain(0.0), "chain with slips": make_chain(0.1), "maze": make_maze()}
-
-
-def stacked_tasks() -> Task:
-    tasks = jax.tree.map(lambda *x: np.stack(x), *TASKS.values())
-    return jax.tree.map(lambda x: jnp.asarray(x, {"i": jnp.int32, "f": jnp.float32}.get(x.dtype.kind)), tasks)
 
 
 def error(task: Task, q: jax.Array) -> jax.Array:
@@ -299,19 +251,18 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
     return train
 
 
-def run(kind: Kind, learner: str, ratio: int, args: argparse.Namespace) -> dict[str, np.ndarray]:
+def run(kind: Kind, learner: str, ratio: int, steps: int, keys: jax.Array) -> dict[str, np.ndarray]:
     """Errors [tasks, step sizes, seeds, points] for each setting of a sampler."""
-    settings = jax.tree.map(lambda *x: jnp.array(x), *kind.settings.values())
-    train = make_train(kind, learner == "network", ratio, args.steps)
+    train = make_train(kind, learner == "network", ratio, steps)
 
     def lane(key: jax.Array, task: Task, setting: Setting, step_size: jax.Array) -> jax.Array:
-        return train(key, task, setting.replace(step_size=step_size))
+        return train(key, task, setting._replace(step_size=step_size))
 
     axes = (0, None, None, None), (None, None, None, 0), (None, 0, None, None), (None, None, 0, None)
     for in_axes in axes:
         lane = jax.vmap(lane, in_axes)
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    errors = jax.jit(lane)(keys, stacked_tasks(), settings, jnp.array(STEP_SIZES[learner]))
+    tasks, settings = (jax.tree.map(lambda *x: jnp.array(x), *of.values()) for of in (TASKS, kind.settings))
+    errors = jax.jit(lane)(keys, tasks, settings, jnp.array(STEP_SIZES[learner]))
     return dict(zip(kind.settings, np.asarray(errors), strict=True))
 
 
@@ -344,9 +295,9 @@ def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray
     panels = figure.subplots(len(cases), len(TASKS), sharex=True, sharey=True)
     for row, (learner, of_task) in zip(panels, cases.items(), strict=True):
         for axes, (task, errors) in zip(row, of_task.items(), strict=True):
-            for name in [name for name in CURVES if name in errors]:
+            for name in [name for name in COLORS if name in errors]:
                 _, x = at_best(errors[name])
-                plot_mean(axes, INTERVAL * np.arange(1, x.shape[1] + 1), x, CURVES[name], name)
+                plot_mean(axes, INTERVAL * np.arange(1, x.shape[1] + 1), x, COLORS[name], name)
             axes.set_title(f"{task}: {learner}", fontsize=10)
             axes.set_ylim(0, 1.05)
             axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -359,27 +310,21 @@ def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray
 
 
 def main() -> None:
-    parser = Parser("Uniform and prioritized replay with a table and with a network, on a chain and in a maze.")
-    parser.add_experiment(seeds=100, short="one or two samplers, a tiny budget; it does not learn")
-    parser.add_count("steps", "environment steps per seed", 3_200, 160)
-    args = parser.parse()
-    cases, figures = {}, {}
-    for (learner, sizes), ratio in itertools.product(STEP_SIZES.items(), RATIOS[:1] if args.short else RATIOS):
-        errors = {}
-        kinds = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}[learner] if args.short else KINDS
-        for kind in kinds:
-            errors |= run(kind, learner, ratio, args)
-        title = f"{learner}, {ratio} for each"
-        cases[title] = {}
+    about = "Uniform and prioritized replay with a table and with a network, on a chain and in a maze."
+    args = Parser(about, seeds=100).parse()
+    steps, ratios = (160, RATIOS[:1]) if args.short else (3_200, RATIOS)
+    short, cases, figures = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}, defaultdict(dict), {}
+    for learner, ratio in itertools.product(STEP_SIZES, ratios):
+        errors, title = {}, f"{learner}, {ratio} for each"
+        for kind in short[learner] if args.short else KINDS:
+            errors |= run(kind, learner, ratio, steps, args.keys)
         for i, task in enumerate(TASKS):
             case = {name: np.nan_to_num(x[i], nan=2.0).clip(max=2.0) for name, x in errors.items()}  # also if diverged
-            cases[title][task], found = case, figures_of(case, sizes)
+            cases[title][task], found = case, figures_of(case, STEP_SIZES[learner])
             figures |= {f"{task}, {title}, {name}": figure for name, figure in found.items()}
-    print("error: 0 when learned; [95% bootstrap interval over seeds]")
-    print(f"{args.steps:,} environment steps, {args.seeds} seeds")
     path = args.out / "when_priorities_help.png"
     plot(path, f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals", cases)
-    save(path, figures)
+    record(path, figures)
 
 
 if __name__ == "__main__":

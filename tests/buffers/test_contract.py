@@ -281,6 +281,7 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name, sampler):
 def test_changing_the_sampler_is_the_whole_switch(buffer):
     """The same agent code runs with every sampler and gives the same shapes."""
     names = [name for kind, name in PAIRS if kind == buffer]
+    assert len({BUFFERS[buffer][0](SAMPLERS[name]()) for name in names}) == len(names)
     shapes = [types(jax.eval_shape(make_case(buffer, name).run, 0)[1]) for name in names]
     assert all(shape == shapes[0] for shape in shapes)
 

@@ -439,7 +439,7 @@ def test_pools_of_a_million_tasks_are_not_copied(seeds):
 def test_an_eager_update_of_pools_copies_nothing_if_it_donates():
     def copied(donate):
         pools = jr.DifficultyPools(tasks_per_env=(2**20,), easy_threshold=0.9, donate=donate)
-        groups = np.zeros(64, np.int32), np.zeros((64, 2), np.float32), None
+        groups = np.zeros(64, np.int32), np.zeros((64, 2), np.float32), np.ones((64, 2), bool)
         program = compiled(jr.DifficultyPools._update.programs[donate], pools, jax.eval_shape(pools.init), *groups)
         memory = program.memory_analysis()
         return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -133,18 +133,20 @@ def heat_maps(
     x: tuple[str, Sequence[Any]],
     y: tuple[str, Sequence[Any]],
     digits: int,
+    one_scale: bool = False,
 ) -> None:
     """Plot mean returns, and their intervals, over two settings: panels [len(y), len(x), seeds] by their titles.
 
-    A setting has a name and values. Each row of panels has its own colors.
+    A setting has a name and values. Each row of panels has its own colors, or all have the same.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 7.4), layout="constrained")
     panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharex=True, sharey=True)
     for of_row, row in zip(panels, rows, strict=True):
-        means = np.stack([values.mean(axis=-1) for values in row.values()])
-        for axes, mean, (name, values) in zip(of_row, means, row.items(), strict=True):
+        means = np.stack([x.mean(axis=-1) for which in (rows if one_scale else [row]) for x in which.values()])
+        for axes, (name, values) in zip(of_row, row.items(), strict=True):
+            mean = values.mean(axis=-1)
             image = axes.imshow(mean, vmin=means.min(), vmax=means.max(), origin="lower", aspect="auto")
             for i, j in np.ndindex(mean.shape):
                 text = text_of(values[i, j], digits).replace(" [", "\n[")

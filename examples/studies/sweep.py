@@ -210,7 +210,7 @@ def main() -> None:
     ]
     path = args.out / "sweep.png"
     title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
-    heat_maps(path, title, panels, x=("n", N), y=("alpha", ALPHA), digits=2)
+    heat_maps(path, title, panels, x=("n", N), y=("alpha", ALPHA), digits=2, one_scale=True)
     record(path, {"best of 64": returns[best[0]], **dict(zip(names, returns, strict=True))})
 
 

@@ -376,7 +376,8 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.get(state, handles).tolist()
           [11, 20, 31]
         """
-        places = self._places(state, self._slots(state, indices))
+        slots = self._slots(state, indices)
+        places = self._places(state, slots)
         spec = layouts.stored_spec(state.storage)
         values, valid = without_valid(checks.as_arrays(values))
         num_axes = len(self._storage_axes)
@@ -385,7 +386,7 @@ class Buffer(Sized, Generic[S]):
         if mask is not None:
             places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
         storage = layouts.write_parts(state.storage, num_axes, places, values)
-        return dataclasses.replace(state, storage=storage, ring=state.ring.after(places))  # as `update`
+        return dataclasses.replace(state, storage=storage, ring=state.ring.after(slots))  # as `update`
 
     @calls.method(num_rows="n", before=_sample.newest_arguments)
     def newest(self, state: S, n: int) -> jax.Array:

@@ -241,7 +241,13 @@ BROKEN_BUFFERS = [
     (testing.STABLE, Widens()),
     (testing.STABLE, own(add=lambda add, *args: add(*args) | {"more": jnp.zeros(())})),
     (testing.DONATED, GivesAway()),
-    (testing.TRACED, own(init=lambda init, items: init(items) | {"count": jnp.asarray(0)})),  # weak, as add's is not
+    (
+        testing.TRACED,
+        own(
+            init=lambda init, items: init(items) | {"count": jnp.asarray(0)},  # weakly typed, as add's is not
+            add=lambda add, *args: (new := add(*args)) | {"count": new["count"].astype(jnp.asarray(0).dtype)},
+        ),
+    ),
     (testing.MODES, own(add=count_calls)),
     (
         testing.MODES,

@@ -335,16 +335,19 @@ CASES |= {
     "probabilities, NaN": (weights(0.5, probabilities=ONES * np.nan), "probabilities=.*: must not be negative or NaN"),
     "priorities as probabilities": (weights(0.5, probabilities=ONES * 3), "probabilities=.*: .* or above 1; give"),
     "probabilities, text": (weights(0.5, probabilities="all"), "probabilities: got a str, expected numbers, float"),
-    "one probability": (weights(0.5, probabilities=0.5), r"probabilities: got float32\[\], expected numbers, .* B at"),
+    "one probability": (
+        weights(0.5, probabilities=0.5),
+        r"probabilities: got float\d\d\[\], expected numbers, .* B at",
+    ),
     "size, negative": (weights(0.5, size=-3), "size=-3: must be an integer from 0 to 2147483647, the number of items"),
     "size, a fraction": (weights(0.5, size=2.5), "size=2.5: must be an integer"),
     "one weight": (
         lambda: jr.effective_sample_size(1.0),
-        r"weights: got float32\[\], expected numbers, .* B at least 1",
+        r"weights: got float\d\d\[\], expected numbers, .* B at least 1",
     ),
     "no weights": (
         lambda: jr.effective_sample_size([]),
-        r"weights: got float32\[0\], expected numbers, .* B at least 1",
+        r"weights: got float\d\d\[0\], expected numbers, .* B at least 1",
     ),
     "lists to add": (
         lambda: REPLAY.add(STATE, [1.0, 2.0]),

@@ -51,9 +51,10 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     """The leaf of a priority in a tree of this capacity."""
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
     # subnormals to 0).
-    leaf = jnp.clip(priority**alpha, 2.0**-63, 2.0 ** (63 - (capacity - 1).bit_length()))
-    least = jnp.where(alpha > 0, 0.0, jnp.where(alpha == 0, -jnp.inf, jnp.inf))  # no leaf if alpha is NaN or negative
-    return jnp.where(priority > least, leaf, 0.0)
+    least, most = 2.0**-63, 2.0 ** (63 - (capacity - 1).bit_length())
+    leaf = priority**alpha
+    leaf = jnp.minimum(jnp.where(leaf > least, leaf, least), most)  # `least` if alpha is NaN
+    return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
 _leaf_of = jax.jit(leaf_of, static_argnums=2)
@@ -122,7 +123,8 @@ class Prioritized(Sampler[PrioritizedState]):
 
     A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
     [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1. A p
-    counts as 0 if it is negative or NaN, or alpha is, as a replaced setting may be; `jaxreplay.diagnostics` tells.
+    counts as 0 if it is negative or NaN, and p^alpha as the least if alpha is NaN, as a replaced setting may be;
+    `jaxreplay.diagnostics` tells.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.

@@ -113,10 +113,12 @@ def _compiled(body: Any, call: Call) -> Any:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
         arguments = xla.copy_numpy(arguments)
-        leaves, others = jax.tree.leaves(state), jax.tree.leaves(arguments)
-        # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
-        xla.explain_donated(leaves if getattr(self, "is_sharded", False) else leaves[: call.donates], None)
-        donate = call.donates and self.donate and _may_donate(leaves, others)
+        donate, lays_out = call.donates and self.donate, getattr(self, "is_sharded", False)
+        if donate or lays_out:
+            leaves = jax.tree.leaves(state)
+            # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
+            xla.explain_donated(leaves if lays_out else leaves[:1], None)
+            donate = donate and _may_donate(leaves, jax.tree.leaves(arguments))
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:

@@ -87,10 +87,10 @@ class _Runs:
     @functools.cached_property
     def draws(self) -> int:
         """The rows of a draw that shows a law: fewer where each item is drawn once, and the buffer refuses so many."""
-        rows, state = DRAWS, jax.eval_shape(self.init)
+        rows, state, draw = DRAWS, jax.eval_shape(self.init), jax.jit(self.buffer.sample, static_argnums=2)
         while rows > self.batch_size:
             try:
-                jax.eval_shape(lambda state: self.buffer.sample(state, jax.random.key(0), rows), state)  # noqa: B023
+                draw.eval_shape(state, jax.random.key(0), rows)
                 return rows
             except ValueError:
                 rows //= 2

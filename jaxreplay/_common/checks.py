@@ -16,6 +16,7 @@ import numpy as np
 from jaxreplay._common import foreign_names, xla
 
 K = TypeVar("K", bound=type)
+REAL = jnp.integer, jnp.floating
 LISTS = "np.stack makes an array of a list"  # remedy for a list among items
 STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
@@ -51,8 +52,8 @@ def check_arrays(tree: Any) -> None:
             jax.eval_shape(lambda x: x, leaf)
         except TypeError:
             found = type_text(leaf) if isinstance(leaf, np.ndarray) else brief(leaf)
-            rule = "an array of numbers or bools in a dtype of JAX; convert it, or leave it out"
-            raise TypeError(f"leaf {path}: got {found}, expected {rule}.") from None
+            rule = "expected an array of numbers or bools in a dtype of JAX; convert it, or leave it out"
+            raise TypeError(f"leaf {path}: got {found}, {rule}.") from None
 
 
 def as_arrays(items: Any) -> Any:
@@ -90,15 +91,10 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
     found = "None" if x is None else f"a {type(x).__name__}"
     with contextlib.suppress(TypeError, ValueError):
         array = jnp.asarray(None if isinstance(x, dict) else x)  # JAX 0.7 converts any dict of bools to True
-        if array.dtype == jnp.bool_ or _is_number(array):
+        if any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.bool_, *REAL)):
             return array
         found = type_text(array)
     raise ValueError(f"{name}: got {found}, expected {expected}.")
-
-
-def _is_number(x: Any) -> bool:
-    """True if an array holds integers or floats."""
-    return jnp.issubdtype(x.dtype, jnp.integer) or jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
@@ -118,12 +114,9 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     first = next(iter(leaves.values())).shape[:num_axes]
     for name, leaf in leaves.items():
         if len(leaf.shape) < num_axes:
-            axes, remedy = (
-                "axis" if num_axes == 1 else "axes",
-                "x[:, None] adds one" if leaf.shape else f"x[None] adds one, {LISTS}",
-            )
-            rule = f"{what} needs {num_axes} leading {axes}; {remedy}"
-            raise ValueError(f"leaf {name}: got {type_text(leaf)}, {rule}.")
+            remedy = "x[:, None] adds one" if leaf.shape else f"x[None] adds one, {LISTS}"
+            axes = "1 leading axis" if num_axes == 1 else f"{num_axes} leading axes"
+            raise ValueError(f"leaf {name}: got {type_text(leaf)}, {what} needs {axes}; {remedy}.")
         if leaf.shape[:num_axes] != first:
             found = list(leaf.shape[:num_axes])
             raise ValueError(f"leaf {name}: leading axes {found} differ from {list(first)} of the first leaf.")
@@ -243,10 +236,8 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
         number = float(xla.on_host(value))
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
-        if math.isfinite(high):
-            rule = f"a number in [{low:g}, {high:g}]"
-        else:
-            rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
+        rule = "a finite number" + f" of at least {low:g}" * math.isfinite(low)
+        rule = f"a number in [{low:g}, {high:g}]" if math.isfinite(high) else rule
         raise ValueError(f"{name}={brief(value)}: must be {rule}; {remedy}.")
     return value if isinstance(value, jax.Array) and traced is None else number  # pyright: ignore[reportReturnType]
 
@@ -264,7 +255,7 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
     if isinstance(value, jax.core.Tracer):
         raise ValueError(f"{name}={value!r}: is traced, but must be known at compile time; {traced}.")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
-        return xla.on_host(value).item() if _is_number(value) else value
+        return xla.on_host(value).item() if any(jnp.issubdtype(value.dtype, kind) for kind in REAL) else value
     return value
 
 
@@ -334,13 +325,13 @@ def config(kind: K) -> K:
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
         if args:
-            name, found = type(self).__name__, brief(args[0])
-            raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({fields[0]}=...).")
-        if unknown := [name for name in kwargs if name not in fields]:
+            found = f"got {brief(args[0])}, takes keyword arguments only"
+            raise TypeError(f"{name}: {found}; write {name}({fields[0]}=...).")
+        if unknown := [x for x in kwargs if x not in fields]:
             known = ", ".join(x for x in fields if x[0] != "_")
-            advice = foreign_names.advice(unknown[0])
-            raise TypeError(f"{type(self).__name__}: has no field {unknown[0]}; it has {known}{advice}.")
+            raise TypeError(f"{name}: has no field {unknown[0]}; it has {known}{foreign_names.advice(unknown[0])}.")
         construct(self, **kwargs)
 
     def text(self: Any) -> str:
@@ -361,7 +352,7 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
         raise ValueError(f"{name}: got a {type(indices).__name__}, expected its field: give sample.{name}.")
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
-        expected = "integers" if num_axes is None else "a vector of integers"
+        expected = "a vector of " * (num_axes == 1) + "integers"
         raise ValueError(f"{name}: got {type_text(indices)}, expected {expected}.")
     return jnp.asarray(indices)
 
@@ -375,7 +366,7 @@ def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) ->
 def check_td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
     """TD errors; a `ValueError` that states `expected` if they are not numbers of `shape`."""
     td_errors = as_real("td_errors", td_errors, expected)
-    if td_errors.shape != shape or not _is_number(td_errors):
+    if td_errors.shape != shape or td_errors.dtype == jnp.bool_:
         raise ValueError(f"td_errors: got {type_text(td_errors)}, expected {expected}.")
     return td_errors
 
@@ -384,10 +375,9 @@ def check_state(config: Any, state: Any, kind: type) -> None:
     """Raise a `ValueError` if `state`, the first argument of a method of `config`, is not of the class `kind`."""
     if isinstance(state, kind):
         return
-    is_array = isinstance(state, jax.Array | np.ndarray)
-    found = type_text(state) if is_array else type(state).__name__
-    owner = type(config).__name__
-    raise ValueError(f"state: got {found}, expected {kind.__name__}, as init of {owner} returns it; give it first.")
+    found = type_text(state) if isinstance(state, jax.Array | np.ndarray) else type(state).__name__
+    expected = f"{kind.__name__}, as init of {type(config).__name__} returns it"
+    raise ValueError(f"state: got {found}, expected {expected}; give it first.")
 
 
 def check_key(key: Any) -> Any:

@@ -88,11 +88,6 @@ def stored_spec(storage: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=is_leaf)
 
 
-def leading(storage: Any, num_axes: int) -> tuple[int, ...]:
-    """Sizes of the first `num_axes` axes of a storage."""
-    return jax.tree.leaves(storage, is_leaf=is_leaf)[0].shape[:num_axes]
-
-
 def write(storage: Any, places: jax.Array, items: Any, num_axes: int = 1) -> Any:
     """Storage with `items` [B, ...] at distinct `places` [B] (int32); places out of range are dropped.
 
@@ -114,21 +109,17 @@ def write(storage: Any, places: jax.Array, items: Any, num_axes: int = 1) -> Any
     return jax.tree.map(written, storage, items, is_leaf=is_leaf)
 
 
-def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any]) -> Any:
+def write_parts(storage: Any, num_axes: int, places: jax.Array, mask: jax.Array | None, values: list[Any]) -> Any:
     """`write` of one array [*places.shape, ...] for each leaf, or None; the last write to a repeated place wins."""
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
-    batch_axes, places = places.ndim, places.reshape(-1)
-    places = jnp.where(duplicates.last_of_each(places), places, num_places(storage, num_axes))
+    beyond, batch_axes = math.prod(stored[0].shape[:num_axes]), places.ndim
+    places = (places if mask is None else jnp.where(mask, places, beyond)).reshape(-1)
+    places = jnp.where(duplicates.last_of_each(places), places, beyond)
     for i, value in enumerate(values):
         if value is not None:
             new = value.reshape(places.size, *value.shape[batch_axes:])
             stored[i] = write(stored[i], places, new, num_axes)
     return jax.tree.unflatten(treedef, stored)
-
-
-def num_places(storage: Any, num_axes: int) -> int:
-    """Number of items over the leading axes."""
-    return math.prod(leading(storage, num_axes))
 
 
 def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:

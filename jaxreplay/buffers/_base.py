@@ -17,11 +17,6 @@ from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 
-def _given(**named: Any) -> dict[str, Any]:
-    """The arguments that are not None: a sampler need not take the others."""
-    return {name: x for name, x in named.items() if x is not None}
-
-
 @checks.config
 class Buffer(Sized, Generic[S]):
     """A buffer; subclasses are frozen dataclasses and final. Its items lie in slots, mostly a ring."""
@@ -43,8 +38,8 @@ class Buffer(Sized, Generic[S]):
         if self.sampler.by_age:
             self._check_order(f"sampler={self.sampler!r}", ", or another sampler")
         if self.max_uses is not None and self.sampler.by_age:
-            found = f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items"
-            raise ValueError(f"{found}; use another sampler.")
+            rule = "draws by rank among all items; use another sampler"
+            raise ValueError(f"max_uses={self.max_uses}: {self.sampler!r} {rule}.")
 
     def _check_order(self, asked: str, remedy: str = "") -> None:
         """Raise a `ValueError` if the buffer keeps no order of age, which `asked` needs."""
@@ -117,7 +112,7 @@ class Buffer(Sized, Generic[S]):
     def _empty(self, spec: Any) -> Any:
         """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
         return {
-            "storage": layouts.zeros(spec, sizes(self), self._batch_axes),
+            "storage": layouts.zeros(spec, tuple(sizes(self).values()), self._batch_axes),
             "ring": ring.init(self._num_slots),
             "sampler": self.sampler.init(self._num_slots),
             "uses": _uses.init(self),
@@ -125,7 +120,8 @@ class Buffer(Sized, Generic[S]):
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The fields `sampler` and `uses` after `slots` were written."""
-        named = _given(td_errors=td_errors, axis_name=self._axis_name)
+        named = {"td_errors": td_errors, "axis_name": self._axis_name}  # a sampler need not take what is not given
+        named = {name: x for name, x in named.items() if x is not None}
         sampler = self.sampler.insert(state.sampler, slots, drawable, **named)
         return {"sampler": sampler, "uses": state.uses and state.uses.insert(slots, drawable)}
 
@@ -168,8 +164,8 @@ class Buffer(Sized, Generic[S]):
           [1.0, 0.33, 0.33, 0.33]
         """
         if self.sampler.is_distinct and batch_size > self._num_slots:
-            rule = f"at most {self._num_slots}, the slots, as {self.sampler!r} draws each once"
-            raise ValueError(f"got a draw of {batch_size} rows, expected {rule}; draw fewer, or with replacement.")
+            rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
+            raise ValueError(f"got a draw of {batch_size} rows, expected {rule}.")
         key = self._own_key(key, shared=self.sampler.shares_key)
         live, sampler_state = self._live(state), state.sampler
         if max_age is not None:
@@ -277,8 +273,7 @@ class Buffer(Sized, Generic[S]):
           (False, True)
         """
         check_once(self, state)
-        rows = self._rows(state)
-        return ring.at_least(rows.size, rows.capacity)
+        return ring.at_least(self._rows(state).size, self._rows(state).capacity)
 
     @property
     def num_slots(self) -> int:
@@ -346,7 +341,7 @@ class Buffer(Sized, Generic[S]):
         uses, spent = state.uses, None
         if uses is not None:
             uses, spent = uses.update(slots, self.max_uses)
-        named = _given(spent=spent, axis_name=self._axis_name)
+        named = {name: x for name, x in {"spent": spent, "axis_name": self._axis_name}.items() if x is not None}
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
         # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
         return dataclasses.replace(state, sampler=sampler, uses=uses, ring=state.ring.after(slots, td_errors))
@@ -378,14 +373,11 @@ class Buffer(Sized, Generic[S]):
         """
         slots = self._slots(state, indices)
         places = self._places(state, slots)
-        spec = layouts.stored_spec(state.storage)
+        spec, num_axes = layouts.stored_spec(state.storage), len(self._storage_axes)
         values, valid = without_valid(checks.as_arrays(values))
-        num_axes = len(self._storage_axes)
         values = checks.check_parts(values, spec, places.shape, num_axes, "the buffer")
         mask = rows_to_write(mask, valid, places.shape)
-        if mask is not None:
-            places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
-        storage = layouts.write_parts(state.storage, num_axes, places, values)
+        storage = layouts.write_parts(state.storage, num_axes, places, mask, values)
         return dataclasses.replace(state, storage=storage, ring=state.ring.after(slots))  # as `update`
 
     @calls.method(num_rows="n", before=_sample.newest_arguments)

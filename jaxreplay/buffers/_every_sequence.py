@@ -74,11 +74,8 @@ def advance(
 
 def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
     """Raise a `ValueError`: the place of a sequence follows from its number, so none can be left out."""
-    raise ValueError(
-        f"windows={buffer.windows!r}, gaps=False: all streams share one count of sequences, which leaves out none; "
-        "end_streams, with a mask or without, needs a buffer with gaps=True (4 bytes a sequence). jaxreplay.migrate "
-        "converts a state to one."
-    )
+    rule = "end_streams, with a mask or without, needs a buffer with gaps=True; jaxreplay.migrate converts the state"
+    raise ValueError(f"windows={buffer.windows!r}, gaps=False: {rule}.")
 
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:

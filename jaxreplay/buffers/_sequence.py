@@ -122,11 +122,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         checks.set_checked(self, "stride", integer, 1, self.length, "the number of steps between starts")
         room = self.length - self.sequence_length + 1
         if room < self.stride:
-            raise ValueError(
-                f"length={self.length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be "
-                "at least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise "
-                f"length to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
-            )
+            found = f"length={self.length}, sequence_length={self.sequence_length}, stride={self.stride}"
+            remedy = f"raise length to {self.sequence_length + self.stride - 1}, or lower stride to {room}"
+            raise ValueError(f"{found}: the buffer would at times hold no whole sequence; {remedy}.")
         if self.windows == "episodes" and self.stride > 1:
             raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 
@@ -377,20 +375,16 @@ class SequenceBuffer(Buffer[SequenceState]):
         """T of steps [T, num_envs, ...]."""
         num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
-            found = f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}]"
-            raise ValueError(f"{found}, expected [T, {self.num_envs}], time first.")
+            found, expected = f"leading axes [{num_steps}, {num_envs}]", f"[T, {self.num_envs}], time first"
+            raise ValueError(f"num_envs={self.num_envs}: got steps with {found}, expected {expected}.")
         return num_steps
 
     def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
         """`steps` as arrays, and their flags; a `ValueError` if the arguments of `add` are invalid."""
         steps, valid = without_valid(checks.as_arrays(steps))
         for name in valid:
-            raise ValueError(
-                f"{name}: a SequenceBuffer stores every row, also rows that are not transitions; store the steps, "
-                "and make transitions from drawn sequences with sequence_transitions. Or give "
-                "dataclasses.replace(batch, valid=None), with drawable=batch.valid (needs gaps=True) unless all rows "
-                "are transitions."
-            )
+            remedy = "store steps, and use sequence_transitions; or valid=None, and drawable=batch.valid with gaps=True"
+            raise ValueError(f"{name}: a SequenceBuffer stores every row, also those that are not valid; {remedy}.")
         stored = layouts.stored_spec(state.storage)
         checks.check_structure(steps, stored, "the buffer")
         num_steps = self._num_steps(steps)
@@ -398,8 +392,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             raise ValueError(f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts.")
         if ends is None and (self.windows != "any" or self.hindsight):
             option = "hindsight=True" if self.hindsight else f"windows={self.windows!r}"
-            remedy = "give a bool[T, num_envs], zeros if no episode ever ends"
-            raise ValueError(f"ends: got None, but {option} needs the last row of each episode; {remedy}.")
+            rule = "needs the last row of each episode; give a bool[T, num_envs], zeros if no episode ever ends"
+            raise ValueError(f"ends: got None, but {option} {rule}.")
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
         checks.check_like(steps, stored, 2, 2, "the buffer")

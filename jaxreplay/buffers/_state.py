@@ -46,33 +46,33 @@ def kind(num_slots: int, part: Any) -> Any:
     return num_slots, treedef, [*map(its, leaves)]
 
 
+def sizes(buffer: Any) -> dict[str, int]:
+    """Sizes of the storage's leading axes, by field."""
+    return {field: getattr(buffer, field) for field in buffer._storage_axes}
+
+
 @functools.cache
-def kind_of_states(buffer: Any) -> Any:
-    """The `kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
+def of_states(buffer: Any) -> Any:
+    """`sizes`, and the `kind` of samplers and uses, of a buffer's states; cached, as every trace needs it."""
     slots = buffer._num_slots
-    return kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
-
-
-def sizes(buffer: Any) -> tuple[int, ...]:
-    """Sizes of the storage's leading axes."""
-    return tuple(getattr(buffer, field) for field in buffer._storage_axes)
+    return sizes(buffer), kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
 
 
 def check_state(buffer: Any, state: Any) -> None:
     """Raise a `ValueError` if `state` is not of this buffer."""
     checks.check_state(buffer, state, buffer._state_kind)
-    expected = sizes(buffer)
-    found = layouts.leading(state.storage, len(expected))
-    if state.ring.size.shape != () or found != expected:
-        names = ", ".join(f"{field}={size}" for field, size in zip(buffer._storage_axes, expected, strict=True))
+    expected, expected_kind = of_states(buffer)
+    found = jax.tree.leaves(state.storage, is_leaf=layouts.is_leaf)[0].shape[: len(expected)]
+    if state.ring.size.shape != () or found != tuple(expected.values()):
+        names = ", ".join(f"{field}={size}" for field, size in expected.items())
         axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
         raise ValueError(f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack.")
-    if kind(state.ring.capacity, (state.sampler, state.uses)) != kind_of_states(buffer):
+    if kind(state.ring.capacity, (state.sampler, state.uses)) != expected_kind:
         for name, x in checks.named_leaves(state.sampler).items():
             if name[1:] in vars(buffer.sampler) and x.shape:
                 raise ValueError(f"state.sampler{name}: got {checks.type_text(x)}, expected one number; use jax.vmap.")
-        found = f"sampler={buffer.sampler!r}: this state is of another sampler, size, count_updates or max_uses"
-        raise ValueError(f"{found}; use the buffer that made it, or convert the state with jaxreplay.migrate.")
+        rule = "this state is of another sampler, size, count_updates or max_uses; convert it with jaxreplay.migrate"
+        raise ValueError(f"sampler={buffer.sampler!r}: {rule}.")
 
 
 def check_once(buffer: Any, state: Any) -> None:

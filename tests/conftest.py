@@ -72,27 +72,10 @@ def pytest_report_header():
     return seeds.text()
 
 
-ONLY_SLOW = pytest.StashKey[dict[str, bool]]()  # by test function that was collected
-
-
-@pytest.hookimpl(tryfirst=True)  # before any are deselected
-def pytest_collection_modifyitems(config, items):
-    only_slow = config.stash.setdefault(ONLY_SLOW, {})
-    for item in items:
-        name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        only_slow[name] = only_slow.get(name, True) and item.get_closest_marker("slow") is not None
-
-
 def pytest_terminal_summary(terminalreporter):
     """With -q there is no header."""
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(seeds.text())
-
-
-@pytest.fixture(scope="session")
-def only_slow(pytestconfig):
-    """By "file::function", of all that were collected: whether none of its cases runs by default."""
-    return pytestconfig.stash[ONLY_SLOW]
 
 
 @pytest.fixture

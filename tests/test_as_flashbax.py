@@ -176,17 +176,11 @@ def test_the_start_of_flashbax_readme_runs(ours, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_recipe_agent_runs_with_flashbax_too():
+    """With the recipe's own buffer: `test_recipes.py`."""
     _, agent = FILE.read_text().split('if __name__ == "__main__":')
-    source = "if True:" + agent
-    for module in (fbx, None):
-        names = {"jax": jax, "jnp": jnp}
-        if module:
-            names["make_prioritised_flat_buffer"] = module.make_prioritised_flat_buffer
-            exec(source, names)
-        else:
-            names["__name__"] = "__main__"
-            exec(FILE.read_text(), names)
-        np.testing.assert_allclose(names["values"], 0.99 ** np.arange(4, -1, -1), atol=1e-5)
+    names = {"jax": jax, "jnp": jnp, "make_prioritised_flat_buffer": fbx.make_prioritised_flat_buffer}
+    exec("if True:" + agent, names)
+    np.testing.assert_allclose(names["values"], 0.99 ** np.arange(4, -1, -1), atol=1e-5)
 
 
 @pytest.mark.parametrize(

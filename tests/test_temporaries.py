@@ -1,6 +1,6 @@
 """No hidden copies: temporary memory and copies are read off the compiled programs, nothing is timed or allocated."""
 
-import dataclasses
+import functools
 import itertools
 
 import jax
@@ -41,14 +41,25 @@ def often(cases, all_cases):
 
 
 OPERATIONS = ["add", "sample", "update", "step"]
-STEPS = [("uniform", "step", 0), ("global", "step", 8)]  # a step has all three
-OPERATIONS_OF_SAMPLERS = often(
-    [*STEPS, ("prioritized", "update", 0)], list(itertools.product(SAMPLERS, OPERATIONS, (0, 8)))
-)
+ALWAYS = [
+    ("replay", "uniform", "step", 0),  # a step has all three
+    ("replay", "global", "step", 8),
+    ("replay", "prioritized", "update", 0),
+    ("replay", "global", "part", 8),
+    ("replay", "prioritized", "minibatches", 8),
+    ("sequence", "uniform", "step", 0),
+    ("inside", "prioritized", "step", 8),
+    ("hindsight", "uniform", "later", 0),
+]
+OPERATIONS_OF_BUFFERS = [
+    *itertools.product(["replay", "sequence"], SAMPLERS, OPERATIONS, (0, 8)),
+    *itertools.product(["replay"], SAMPLERS, ["part", "minibatches"], (0, 8)),
+    *itertools.product(["inside", "episodes"], SAMPLERS, ["step"], (0, 8)),
+    *itertools.product(["hindsight"], ["uniform"], ["later"], (0, 8)),
+]
 LEARNING = ["weights used", "weights logged", "weights ignored"]
 LEARNING_OF_SAMPLERS = often([], list(itertools.product(SAMPLERS, LEARNING, (0, 8))))
 STRIDES_OF_SAMPLERS = often([], list(itertools.product(SAMPLERS, (1, 3), (0, 8))))
-ALONE_AND_SEEDS = [0, rarely(8)]
 
 
 def check(function, state, *arguments):
@@ -82,13 +93,12 @@ def temporary_bytes_of_scan(step, state, seeds):
 
 
 def operations(buffer):
-    def extend(state, items, mask):
+    """By name: functions of a state, items, a mask and a key."""
+
+    def add(state, items, mask, key=None):
         if isinstance(buffer, jr.SequenceBuffer):  # the batch is a step of so many streams
             return buffer.add(state, jax.tree.map(lambda x: x[None], items), ends=mask[None])
         return buffer.add(state, items, mask=mask)
-
-    def add(state, items, mask, key):
-        return extend(state, items, mask)
 
     def sample(state, items, mask, key):
         return state, buffer.sample(state, key, BATCH)
@@ -96,69 +106,70 @@ def operations(buffer):
     def update(state, items, mask, key):
         return buffer.update(state, jnp.arange(BATCH), jax.random.normal(key, (BATCH,)))
 
-    def scanned_step(state, items, mask, key):
-        def step(state, key):
-            state = extend(state, items, mask)
-            drawn = buffer.sample(state, key, BATCH)
-            loss = sum(
-                jnp.sum(jnp.real(leaf).astype(jnp.float32))
-                for leaf in jax.tree.leaves(drawn.items)
-                if leaf.dtype != key.dtype
-            )
-            return buffer.update(state, drawn.indices, drawn.weights + loss), loss
+    def in_scan(learn):
+        def run(state, items, mask, key):
+            return lax.scan(lambda x, key: learn(add(x, items, mask), key), state, jax.random.split(key, 10))
 
-        return lax.scan(step, state, jax.random.split(key, 10))
+        return run
 
-    return {"add": add, "sample": sample, "update": update, "step": scanned_step}
+    def step(state, key):
+        drawn = buffer.sample(state, key, BATCH)
+        read = [leaf for leaf in jax.tree.leaves(drawn.items) if leaf.dtype != key.dtype]
+        loss = sum(jnp.sum(jnp.real(leaf).astype(jnp.float32)) for leaf in read)
+        return buffer.update(state, drawn.indices, drawn.weights + loss), loss
+
+    def part(state, key):
+        young = buffer.sample(state, key, BATCH, max_age=1000)
+        each = buffer.epoch(state, key, BATCH, step=3)
+        td_errors = young.weights + young.items["reward"] + each.items["reward"]
+        return buffer.update(state, young.indices, td_errors), young.age
+
+    def later(state, key):
+        drawn = buffer.sample(state, key, BATCH)
+        found, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, law="geometric")
+        return buffer.update(state, drawn.indices, drawn.weights + found["reward"]), steps
+
+    def minibatches(state, items, mask, key):
+        state = add(state, items, mask)
+        drawn = jax.vmap(lambda key: buffer.sample(state, key, BATCH))(jax.random.split(key, 4))
+
+        def learn(state, x):
+            return buffer.update(state, x.indices, x.weights + x.items["reward"]), None
+
+        return lax.scan(learn, state, drawn)[0]
+
+    found = {"add": add, "sample": sample, "update": update, "minibatches": minibatches}
+    return found | {"step": in_scan(step), "part": in_scan(part), "later": in_scan(later)}
 
 
-@pytest.mark.parametrize(("sampler", "operation", "seeds"), OPERATIONS_OF_SAMPLERS)
-def test_no_copy(operation, sampler, seeds):
-    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
-    check_operation(buffer, ITEMS, operation, seeds)
+def replay(sampler, seeds):
+    return jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=sampler)
 
 
-@pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
-def test_no_copy_whatever_the_dtype(seeds):
-    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1))
-    check_operation(buffer, ITEMS_OF_ALL_DTYPES, "step", seeds)
-
-
-def sequences(sampler, seeds):
+def sequences(sampler, seeds, **settings):
     length = 5 * ROWS // max(seeds, 1) // BATCH  # as many sequences apart from one another
-    return jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=5, sampler=sampler, windows="cut")
+    sizes = {"length": length, "num_envs": BATCH, "sequence_length": 5}
+    return jr.SequenceBuffer(**sizes, sampler=sampler, **{"windows": "cut", **settings})
 
 
-@pytest.mark.parametrize(
-    ("sampler", "operation", "seeds"), often([STEPS[0]], list(itertools.product(SAMPLERS, OPERATIONS, (0, 8))))
-)
-def test_no_copy_of_sequences(operation, sampler, seeds):
-    check_operation(sequences(SAMPLERS[sampler], seeds), ITEMS, operation, seeds)
+LARGE = {
+    "replay": replay,
+    "sequence": sequences,
+    "inside": functools.partial(sequences, windows="inside"),
+    "episodes": functools.partial(sequences, windows="episodes"),
+    "hindsight": functools.partial(sequences, hindsight=True),
+}
 
 
-WINDOWS = often([("inside", "prioritized", 8)], list(itertools.product(["inside", "episodes"], SAMPLERS, (0, 8))))
+@pytest.mark.parametrize(("kind", "sampler", "operation", "seeds"), often(ALWAYS, OPERATIONS_OF_BUFFERS))
+def test_no_copy(kind, sampler, operation, seeds):
+    check_operation(LARGE[kind](SAMPLERS[sampler], seeds), ITEMS, operation, seeds)
 
 
-@pytest.mark.parametrize(("windows", "sampler", "seeds"), WINDOWS)
-def test_no_copy_where_windows_know_episodes(windows, sampler, seeds):
-    buffer = sequences(SAMPLERS[sampler], seeds)
-    check_operation(dataclasses.replace(buffer, windows=windows), ITEMS, "step", seeds)
-
-
-@pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
-def test_no_copy_where_later_rows_are_drawn(seeds):
-    buffer = dataclasses.replace(sequences(jr.Uniform(), seeds), hindsight=True)
-
-    def draw(state, items, mask, key):
-        def step(state, key):
-            state = buffer.add(state, jax.tree.map(lambda x: x[None], items), ends=mask[None])
-            drawn = buffer.sample(state, key, BATCH)
-            later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, law="geometric")
-            return buffer.update(state, drawn.indices, drawn.weights + later["reward"]), steps
-
-        return lax.scan(step, state, jax.random.split(key, 10))
-
-    check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
+@pytest.mark.parametrize("seeds", [0, rarely(8)])
+@pytest.mark.parametrize("kind", ["replay", "sequence"])
+def test_no_copy_whatever_the_dtype(kind, seeds):
+    check_operation(LARGE[kind](jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds)
 
 
 CLOSING = often([("episodes", 0)], list(itertools.product(["episodes", "inside", "cut"], (0, 8))))
@@ -198,45 +209,6 @@ def test_work_and_memory_of_closing_streams_do_not_grow_with_their_length(window
     assert costs(2**10)[2] < 1024
 
 
-@pytest.mark.parametrize(("sampler", "seeds"), often([("global", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
-def test_no_copy_where_a_part_is_drawn(sampler, seeds):
-    """Restricted draws and epochs between an insertion and an update."""
-    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
-
-    def draw(state, items, mask, key):
-        def step(state, key):
-            state = buffer.add(state, items, mask=mask)
-            young = buffer.sample(state, key, BATCH, max_age=1000)
-            each = buffer.epoch(state, key, BATCH, step=3)
-            td_errors = young.weights + young.items["reward"] + each.items["reward"]
-            return buffer.update(state, young.indices, td_errors), young.age
-
-        return lax.scan(step, state, jax.random.split(key, 10))
-
-    check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
-
-
-@pytest.mark.parametrize(("sampler", "seeds"), often([("prioritized", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
-def test_no_copy_where_minibatches_are_drawn(sampler, seeds):
-    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
-
-    def learn(state, items, mask, key):
-        state = buffer.add(state, items, mask=mask)
-        drawn = jax.vmap(lambda key: buffer.sample(state, key, BATCH))(jax.random.split(key, 4))
-
-        def step(state, sample):
-            return buffer.update(state, sample.indices, sample.weights + sample.items["reward"]), None
-
-        return lax.scan(step, state, drawn)[0]
-
-    check_function(learn, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
-
-
-@pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
-def test_no_copy_of_sequences_whatever_the_dtype(seeds):
-    check_operation(sequences(jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds)
-
-
 USES = often(
     [("replay", "step", 0), ("sequence", "step", 8)],
     list(itertools.product(["replay", "sequence"], OPERATIONS, (0, 8))),
@@ -263,12 +235,8 @@ def test_no_copy_of_uses(kind, operation, seeds):
 
 
 def check_operation(buffer, items, operation, seeds):
-    check_function(operations(buffer)[operation], abstract(buffer, items, seeds), items, seeds)
-
-
-def check_function(function, state, items, seeds):
-    function, *arguments = for_seeds(function, items, seeds)
-    check(function, state, *arguments)
+    function, *arguments = for_seeds(operations(buffer)[operation], items, seeds)
+    check(function, abstract(buffer, items, seeds), *arguments)
 
 
 def for_seeds(function, items, seeds):

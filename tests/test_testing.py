@@ -342,69 +342,80 @@ def test_a_law_is_checked_part_by_part():
 
 
 @config()
-class HasHiddenCounter(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
-        CALLS.append(0)
-        return super().update(state, slots, td_errors * len(CALLS), mask)
-
-
-@config()
-class Forgets(jr.Prioritized):
-    def sample(self, state, key, batch_size, live):
-        evenly = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1), 0.0)
-        return super().sample(state, key, batch_size, live)[0], jnp.full(batch_size, evenly, jnp.float32)
-
-
-@config()
-class DrawsAll(jr.Uniform):
-    def sample(self, state, key, batch_size, live):
-        return super().sample(state, key, batch_size, live.replace(size=jnp.int32(live.capacity)))
-
-
-@config()
-class HasNoMask(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
-        return super().update(state, slots, td_errors, jnp.ones_like(mask))
-
-
-@config()
-class FirstCounts(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
-        return super().update(state, slots[::-1], td_errors[::-1], mask[::-1])
-
-
-@config()
-class TakesAll(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
-        state = super().update(state, slots, td_errors, mask)
-        return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
-
-    def sample(self, state, key, batch_size, live):
-        slots, probabilities = super().sample(state, key, batch_size, live)
-        return slots, probabilities * (state.max_priority / state.max_priority)
-
-
-@config()
-class WeighsByInts(jr.Uniform):
-    def weights(self, state, probabilities, size, *, beta=None, axis_name=None):
-        return (probabilities > 0).astype(jnp.int32)
-
-
-@config()
 class LeavesRows(jr.Uniform):
     replacement: bool = False
     fills_rows = True
 
 
-def wrong(**methods):
-    """A prioritized sampler with other methods, given as functions of the right method and its arguments."""
+RIGHT = jr.Prioritized(alpha=0.7, stratified=False)
+
+
+def wrong(like=RIGHT, **methods):
+    """A sampler like this one with other methods, given as functions of the right method and its arguments."""
+    kind = type(like)
 
     def method(name, function):
-        right = getattr(jr.Prioritized, name)
+        right = getattr(kind, name)
         return functools.wraps(right)(lambda self, *args, **named: function(right.__get__(self), *args, **named))
 
     mine = {name: method(name, function) for name, function in methods.items()}
-    return config()(type("Wrong", (jr.Prioritized,), mine))(alpha=0.7, stratified=False)
+    fields = {x.name: getattr(like, x.name) for x in dataclasses.fields(like)}
+    return config()(type("Wrong", (kind,), mine))(**fields)
+
+
+def drawn_from(change, like=SAMPLERS["uniform"]):
+    """A sampler that draws from other live slots than it should."""
+    return wrong(like, sample=lambda sample, state, key, size, live: sample(state, key, size, change(live)))
+
+
+def all_but_last(live):
+    return live.replace(size=live.size - (live.size > 1))
+
+
+def all_but_first(live):
+    few = live.size > 1
+    return live.replace(start=live.start + few, size=live.size - few)
+
+
+def newest_alone(live):
+    size = jnp.minimum(live.size, 1)
+    return live.replace(start=live.start + live.size - size, size=size)
+
+
+def told_evenly(sample, state, key, batch_size, live):
+    evenly = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1), 0.0)
+    return sample(state, key, batch_size, live)[0], jnp.full(batch_size, evenly, jnp.float32)
+
+
+def grow(update, state, slots, td_errors, mask, **named):
+    CALLS.append(0)
+    return update(state, slots, td_errors * len(CALLS), mask)
+
+
+def backwards(update, state, *rows, **named):
+    return update(state, *(x[::-1] for x in rows))
+
+
+def take_all(update, state, slots, td_errors, mask, **named):
+    state = update(state, slots, td_errors, mask)
+    return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
+
+
+def draw_of_largest(sample, state, *args):
+    slots, probabilities = sample(state, *args)
+    return slots, probabilities * (state.max_priority / state.max_priority)
+
+
+@config()
+class TakesNoSpent(jr.Prioritized):
+    def update(self, state, slots, td_errors, mask, *, axis_name=None):
+        return super().update(state, slots, td_errors, mask, axis_name=axis_name)
+
+
+@config()
+class TakesNoBeta(jr.Uniform):
+    def weights(self, state, probabilities, live):
+        return super().weights(state, probabilities, live)
 
 
 def forgetful(insert, state, slots, drawable, **named):
@@ -430,44 +441,6 @@ def spend_for_ever(insert, state, slots, drawable, **named):
 
 def take_no_spent(update, state, slots, td_errors, mask, *, spent=None, axis_name=None):
     return update(state, slots, td_errors, mask, axis_name=axis_name)
-
-
-@config()
-class TakesNoSpent(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, axis_name=None):
-        return super().update(state, slots, td_errors, mask, axis_name=axis_name)
-
-
-@config()
-class TakesNoBeta(jr.Uniform):
-    def weights(self, state, probabilities, live):
-        return super().weights(state, probabilities, live)
-
-
-@config()
-class SkipsTheLast(jr.Uniform):
-    def sample(self, state, key, batch_size, live):
-        return super().sample(
-            state, key, batch_size, live.replace(size=jnp.where(live.size > 1, live.size - 1, live.size))
-        )
-
-
-@config()
-class SkipsTheFirst(jr.Uniform):
-    def sample(self, state, key, batch_size, live):
-        few = live.size > 1
-        return super().sample(state, key, batch_size, live.replace(start=live.start + few, size=live.size - few))
-
-
-@config()
-class Newest(jr.Recent):
-    """Only the newest item is drawn."""
-
-    power: float = 1.0
-
-    def sample(self, state, key, batch_size, live):
-        size = jnp.minimum(live.size, 1)
-        return super().sample(state, key, batch_size, live.replace(start=live.start + live.size - size, size=size))
 
 
 def evenly(restrict, state, live):
@@ -507,9 +480,12 @@ WRONG_SAMPLERS = {  # the rule that each breaks
         wrong(update=lambda update, state, slots, *args, **named: update(state, slots + 1, *args, **named)),
     ),
     "ranks": (testing.OTHERS, wrong(update=by_rank)),
-    "last slot never drawn": (testing.EVERY, SkipsTheLast()),
-    "first slot never drawn": (testing.EVERY, SkipsTheFirst()),
-    "newest slot alone": (testing.KEYS, Newest()),
+    "last slot never drawn": (
+        testing.EVERY,
+        drawn_from(all_but_last),
+    ),
+    "first slot never drawn": (testing.EVERY, drawn_from(all_but_first)),
+    "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(power=1.0))),
     "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
     "spent ignored": (testing.SPENT, wrong(update=take_no_spent)),
     "spent ignored with NaN": (
@@ -542,14 +518,23 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "no spent": (testing.KEYWORDS, TakesNoSpent()),
     "no beta": (testing.KEYWORDS, TakesNoBeta()),
     "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
-    "hidden counter": (testing.MODES, HasHiddenCounter()),
-    "integer weights": (testing.TYPES, WeighsByInts()),
-    "wrong probabilities": (testing.LAW, Forgets()),
-    "dead slots drawn": (testing.LIVE, DrawsAll()),
+    "hidden counter": (testing.MODES, wrong(update=grow)),
+    "integer weights": (
+        testing.TYPES,
+        wrong(jr.Uniform(), weights=lambda weights, s, p, *_, **named: (p > 0).astype(int)),
+    ),
+    "wrong probabilities": (testing.LAW, wrong(sample=told_evenly)),
+    "dead slots drawn": (testing.LIVE, drawn_from(lambda live: live.replace(size=jnp.int32(live.capacity)))),
     "rows left empty": (testing.FILLED, LeavesRows()),
-    "mask ignored": (testing.IGNORED, HasNoMask()),
-    "first TD error counts": (testing.LAST, FirstCounts()),
-    "infinite priority": (testing.FINITE, TakesAll()),
+    "mask ignored": (
+        testing.IGNORED,
+        wrong(update=lambda update, *rows, **named: update(*rows[:3], jnp.ones_like(rows[3]))),
+    ),
+    "first TD error counts": (
+        testing.LAST,
+        wrong(update=backwards),
+    ),
+    "infinite priority": (testing.FINITE, wrong(update=take_all, sample=draw_of_largest)),
 }
 QUICK_ONES = ("not frozen", "integer weights", "no spent", "no beta", "dead slots drawn", "last slot never drawn")
 

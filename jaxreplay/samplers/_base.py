@@ -175,8 +175,9 @@ class Sampler(abc.ABC, Generic[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
-          >>> first, true = jnp.array([0]), jnp.array([True])
-          >>> state = sampler.insert(sampler.init(4), first, true, td_errors=jnp.array([9.0]))
+          >>> first, true, td_errors = jnp.array([0]), jnp.array([True]), jnp.array([9.0])
+          >>> insert = jax.jit(sampler.insert)
+          >>> state = insert(sampler.init(4), first, true, td_errors=td_errors)
           >>> state = sampler.cleared(state, 4)
           >>> jr.sum_tree.leaves(state.tree).tolist(), float(state.max_priority)
           ([0.0, 0.0, 0.0, 0.0], 9.0)
@@ -302,7 +303,7 @@ class Sampler(abc.ABC, Generic[S]):
           >>> state = jax.jit(sampler.insert)(
           ...     sampler.init(4), jnp.array([0]), jnp.array([True]), td_errors=jnp.array([9.0])
           ... )
-          >>> sampler.priorities(state, jnp.array([0, 1])).tolist()
+          >>> jax.jit(sampler.priorities)(state, jnp.array([0, 1])).tolist()
           [9.0, 0.0]
         """
         return jnp.ones(slots.shape, jnp.float32)
@@ -317,7 +318,7 @@ class Sampler(abc.ABC, Generic[S]):
           >>> state = jax.jit(sampler.insert)(
           ...     sampler.init(4), jnp.array([0]), jnp.array([True]), td_errors=jnp.array([9.0])
           ... )
-          >>> sampler.masses(state).tolist()  # 9^alpha
+          >>> jax.jit(sampler.masses)(state).tolist()  # 9^alpha
           [3.0, 0.0, 0.0, 0.0]
         """
         return None
@@ -333,7 +334,7 @@ class Sampler(abc.ABC, Generic[S]):
           >>> state = jax.jit(sampler.insert)(
           ...     sampler.init(4), jnp.array([0, 1]), both, td_errors=td_errors
           ... )
-          >>> sampler.priorities_at(state, jnp.array([0.75, 0.25])).tolist()
+          >>> jax.jit(sampler.priorities_at)(state, jnp.array([0.75, 0.25])).tolist()
           [9.0, 1.0]
         """
         return None
@@ -344,7 +345,7 @@ class Sampler(abc.ABC, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized()
           >>> states = jax.tree.map(lambda x: x[None], sampler.init(4))
-          >>> sorted(sampler.metrics(states))
+          >>> sorted(jax.jit(sampler.metrics)(states))
           ['beta', 'max_priority', 'rejected', 'total_priority', 'updates']
         """
         return {}

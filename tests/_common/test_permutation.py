@@ -146,19 +146,19 @@ def test_places_beyond_the_size_and_no_size():
         np.testing.assert_array_equal(ask(jax.random.key(0), places, np.int32(size)), np.zeros(6))
 
 
-@pytest.mark.parametrize("make", [jax.random.key, rarely(jax.random.PRNGKey), rarely(rbg_key)])
-def test_every_way_to_ask_gives_the_same_order(make):
+def test_every_way_to_ask_gives_the_same_order():
+    key = jax.random.key(0)
     size, places = jax.device_put((np.int32(1000), np.arange(1000, dtype=np.int32)))
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        eager = permuted(make(0), places, size)
+        eager = permuted(key, places, size)
     assert eager.dtype == jnp.int32
     np.testing.assert_array_equal(np.sort(eager), places)
     eager = np.asarray(eager)
-    np.testing.assert_array_equal(run_once(permuted)(make(0), np.int32(17), size), eager[17])
+    np.testing.assert_array_equal(run_once(permuted)(key, np.int32(17), size), eager[17])
     batches = np.arange(1000, dtype=np.int32).reshape(20, 2, 25)
-    scanned = lax.scan(lambda size, some: (size, permuted(make(0), some, size)), size, batches)[1]
+    scanned = lax.scan(lambda size, some: (size, permuted(key, some, size)), size, batches)[1]
     np.testing.assert_array_equal(np.asarray(scanned).reshape(-1), eager)
-    assert np.mean(np.asarray(permuted(make(1), places, size)) == eager) < 0.02
+    assert np.mean(np.asarray(permuted(jax.random.key(1), places, size)) == eager) < 0.02
 
 
 @pytest.mark.parametrize("make", [jax.random.PRNGKey, rbg_key])
@@ -202,9 +202,10 @@ def test_rounds_are_enough(size):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("size", [size if size == 5 else rarely(size) for size in (*SMALL, *LARGER)])
+@pytest.mark.parametrize("size", [*SMALL, *map(rarely, LARGER)])
 @pytest.mark.parametrize("kind", ["key", rarely("fold_in")])
-def test_law_of_one_and_of_two_numbers(kind, size):
+def test_law_of_short_orders(kind, size):
+    """Of one and of two numbers, of whole orders, and of the orders of neighbouring keys."""
     found = short_orders(kind, size)
     for place in range(size):
         assert p_value(found[:, place], size) > LEAST
@@ -212,21 +213,10 @@ def test_law_of_one_and_of_two_numbers(kind, size):
         # Of the numbers other than the first one: which is it.
         others = found[:, second] - (found[:, second] > found[:, first])
         assert p_value(found[:, first] * (size - 1) + others, size * (size - 1)) > LEAST
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
-@pytest.mark.parametrize("kind", ["key", rarely("fold_in")])
-def test_law_of_whole_orders(kind, size):
-    assert p_value(ranks(short_orders(kind, size)), math.factorial(size)) > LEAST
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("kind", ["key", rarely("fold_in")])
-def test_orders_of_neighbouring_keys_are_independent(kind, size):
-    number, count = ranks(short_orders(kind, size)), math.factorial(size)
-    for distance in (1, 256):
+    number, count = ranks(found), math.factorial(size)
+    if size <= 6:
+        assert p_value(number, count) > LEAST
+    for distance in (1, 256) if size <= 4 else ():
         blocks = number[: NUM_KEYS // 512 * 512].reshape(-1, 2, distance)
         assert p_value((blocks[:, 0] * count + blocks[:, 1]).reshape(-1), count**2) > LEAST
 
@@ -247,8 +237,8 @@ def evenness(values, size):
 @pytest.mark.parametrize("size", [LARGE[0], *map(rarely, LARGE[1:])])
 @pytest.mark.parametrize("seed", [0, *map(rarely, range(1, 10))])
 def test_law_of_a_long_order(seed, size):
-    """Neighbours, batches one after the other, and where a number is, tell nothing of each other."""
-    numbers, places = long_orders(seed)[size][0], np.arange(size)
+    """Neighbours, batches one after the other, where a number is, orders of other keys: none tells of another."""
+    (numbers, *all_others), places = long_orders(seed)[size], np.arange(size)
     assert p_value(cells(numbers, places, size), 256) > LEAST
     assert evenness((numbers - places) % size, size) > LEAST
     assert evenness((numbers + places) % size, size) > LEAST
@@ -261,13 +251,6 @@ def test_law_of_a_long_order(seed, size):
     batches = numbers[: 200 * 4096].reshape(200, 4096)
     for batch in batches[::20]:
         assert p_value(batch * 64 // size, 64) > LEAST
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("size", [LARGE[0], *map(rarely, LARGE[1:])])
-@pytest.mark.parametrize("seed", [0, *map(rarely, range(1, 10))])
-def test_long_orders_of_neighbouring_keys_are_independent(seed, size):
-    numbers, *all_others = long_orders(seed)[size]
     for others in all_others:
         assert p_value(cells(numbers, others, size), 256) > LEAST
         assert evenness((numbers - others) % size, size) > LEAST

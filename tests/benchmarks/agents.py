@@ -12,6 +12,7 @@ from typing import Any
 from hlo import Program
 from owners import Owners
 from programs import STEPS, compile_on, mesh_of  # before jax
+from tables import table
 
 # isort: split
 import jax
@@ -58,23 +59,17 @@ def above(most: dict[str, float], row: dict[str, Any]) -> Iterator[str]:
     return (f"{row[name]} {name}: at most {bound}" for name, bound in most.items() if row[name] > bound)
 
 
-def markdown(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of a table; empty without rows."""
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """A table."""
     columns = ["agent", "launches", "of replay", "of the tracer", "chain", "share of bytes"]
     columns += ["cycles", "of replay", "of the tracer"] if any(row["cycles"] for row in rows) else []
-    lines = ["", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"] if rows else []
+    lines = []
     for row in rows:
         counts = [f"{row[f'{part}launches']:g}" for part in ("", "replay_", "tracer_")]
         cycles = [f"{row[f'{part}cycles']:,}" for part in ("", "replay_", "tracer_") if row["cycles"]]
-        cells = [
-            f"{row['agent']}, {SEEDS} seeds",
-            *counts,
-            f"{row['chain']:g}",
-            f"{row['share_of_bytes']:.1%}",
-            *cycles,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        name, share = f"{row['agent']}, {SEEDS} seeds", f"{row['share_of_bytes']:.1%}"
+        lines.append([name, *counts, f"{row['chain']:g}", share, *cycles])
+    return table(columns, lines)
 
 
 def compile_agent(target: str, agent: str) -> Any:

@@ -8,17 +8,17 @@ explained in README.md.
 """
 
 import argparse
-import collections
 import importlib.metadata
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import agents
 from hlo import Program
 from programs import ITEMS, SAMPLERS, TARGETS, Cell, arrays_of, compile_for
+from tables import table
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MAX_USES = ("uniform max_uses", "max_uses")
@@ -177,38 +177,34 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
         yield from agents.above(MOST.get((target, cell), {}), row)
 
 
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "cell": lambda row: row["cell"],
+    "operation": lambda row: row["operation"],
+    "launches": lambda row: f"{row['launches']:g}",
+    "chain": lambda row: f"{row['chain']:g}",
+    "cycles": lambda row: f"{row['cycles']:,}" if row["cycles"] else "-",
+    "copies": lambda row: f"{len(row['copies'])}",
+    "moves": lambda row: f"{row['moves']}",
+    "row loops": lambda row: f"{row['row_loops']}",
+    "unknown loops": lambda row: f"{row['unknown_loops']}",
+    "temporary bytes": lambda row: f"{row['temporary_bytes']:,}",
+    "arguments / payload": lambda row: f"{row['argument_bytes'] / row['payload_bytes']:.2f}",
+    "collectives (bytes)": lambda row: (
+        f"{row['collectives']} ({row['collective_bytes']})" if row["collectives"] else "-"
+    ),
+}
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Two tables for each target: of agents, and of single operations."""
-    by_target = collections.defaultdict(list)
-    for row in rows:
-        by_target[row["target"]].append(row)
-    lines = [f"Compiled with jax {importlib.metadata.version('jax')}; nothing was run. README.md says what is counted."]
-    columns = ["cell", "operation", "launches", "chain", "cycles", "copies", "moves", "row loops", "unknown loops"]
-    columns += ["temporary bytes", "arguments / payload", "collectives (bytes)"]
-    for target, found in by_target.items():
-        lines += ["", f"## {target}"]
-        lines += agents.markdown([row for row in found if "agent" in row])
-        if cells := [row for row in found if "cell" in row]:
-            lines += ["", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-            lines += [f"| {' | '.join(_texts(row))} |" for row in cells]
-    return "\n".join(lines) + "\n"
-
-
-def _texts(row: dict[str, Any]) -> list[str]:
-    return [
-        row["cell"],
-        row["operation"],
-        f"{row['launches']:g}",
-        f"{row['chain']:g}",
-        f"{row['cycles']:,}" if row["cycles"] else "-",
-        f"{len(row['copies'])}",
-        f"{row['moves']}",
-        f"{row['row_loops']}",
-        f"{row['unknown_loops']}",
-        f"{row['temporary_bytes']:,}",
-        f"{row['argument_bytes'] / row['payload_bytes']:.2f}",
-        f"{row['collectives']} ({row['collective_bytes']})" if row["collectives"] else "-",
-    ]
+    texts = [f"Compiled with jax {importlib.metadata.version('jax')}; nothing was run. README.md says what is counted."]
+    for target in dict.fromkeys(row["target"] for row in rows):
+        found = [row for row in rows if row["target"] == target]
+        trained, cells = [row for row in found if "agent" in row], [row for row in found if "cell" in row]
+        texts.append(f"## {target}")
+        texts += [agents.markdown(trained)] * bool(trained)
+        texts += [table([*COLUMNS], [[text(row) for text in COLUMNS.values()] for row in cells])] * bool(cells)
+    return "\n\n".join(texts) + "\n"
 
 
 def versions() -> dict[str, str]:
@@ -223,7 +219,11 @@ def guarded(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         found = {name: row[name] for name in FIGURES[row["target"]] if name in row}
         return {name: len(x) if isinstance(x, list) else x for name, x in found.items()}
 
-    return {f"{row['target']}, {row.get('agent') or row['cell']}": figures(row) for row in rows}
+    return {_name(row): figures(row) for row in rows}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['target']}, {row.get('agent') or row['cell']}"
 
 
 def compare(found: dict[str, dict[str, float]], recorded: dict[str, dict[str, float]]) -> Iterator[str]:
@@ -239,12 +239,10 @@ def compare(found: dict[str, dict[str, float]], recorded: dict[str, dict[str, fl
 
 def _rows(target: str, match: str, smoke: bool) -> Iterator[dict[str, Any]]:
     for cell in GUARDED[target] if smoke else [*agents.AGENTS, *CELLS]:
-        if match in (str(cell) if isinstance(cell, Cell) else f"agent {cell}"):
-            yield from (
-                report(target, cell, "step" if smoke else "")
-                if isinstance(cell, Cell)
-                else [agents.report(target, cell)]
-            )
+        if isinstance(cell, Cell) and match in str(cell):
+            yield from report(target, cell, "step" if smoke else "")
+        elif not isinstance(cell, Cell) and match in f"agent {cell}":
+            yield agents.report(target, cell)
 
 
 def main() -> int:
@@ -275,16 +273,10 @@ def main() -> int:
     if options.record:
         GUARD.write_text(json.dumps({"versions": versions(), "figures": guarded(rows)}, indent=1) + "\n")
     print(markdown(rows))
-    names = [f"{row['target']}, {row.get('agent') or row['cell']}" for row in rows]
     if options.smoke:
         wrong = list(compare(guarded(rows), recorded["figures"]) if recorded else ())
     else:
-        operations = [row.get("operation", "step") for row in rows]
-        wrong = [
-            f"{name}, {operation}: {x}"
-            for row, name, operation in zip(rows, names, operations, strict=True)
-            for x in row["missed"]
-        ]
+        wrong = [f"{_name(row)}, {row.get('operation', 'step')}: {x}" for row in rows for x in row["missed"]]
     print("\n".join(wrong))
     return bool(wrong)
 

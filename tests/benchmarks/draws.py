@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax_buffers
 from harness import LoopProgram, ScanProgram, measure
-from jax_buffers import ALPHA, BETA, Buffer
+from jax_buffers import ALPHA, BETA, Buffer, flashbax_trajectory_buffer, zeros_of
 from settings import Setting
 
 import jaxreplay as jr
@@ -18,6 +18,7 @@ import jaxreplay as jr
 CAPACITIES = (2**12, 2**14, 2**17, 2**20)
 BATCH_SIZE = 256
 NUM_ENVS, ROWS, SEQUENCE_LENGTH = 16, 64, 16
+ROW, STREAMS = (NUM_ENVS * ROWS,), (ROWS, NUM_ENVS)  # leading axes of what is added
 PEERS = {
     "rejax": "without replacement",
     "jaxnasium": "without replacement",
@@ -34,85 +35,99 @@ def _end(items: dict[str, Any]) -> jax.Array:
     return items["reward"] > 0.97
 
 
-def _like(setting: Setting, *leading: int) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), setting.batch(*leading))
+def _buffer(setting: Setting, init: Callable, add: Callable, draw: Callable, fill: tuple[int, ...]) -> Buffer:
+    """A buffer without `update`; `init(items) -> state` and `draw(state, key) -> items`."""
+    times = setting.capacity // (NUM_ENVS * ROWS)
+    return Buffer(
+        init=lambda: init(zeros_of(setting.batch(*fill))),
+        add=add,
+        sample=lambda state, key: (state, draw(state, key), None, None),
+        update=lambda state, handles, td_errors: state,
+        added=fill,
+        fill=(fill, times),
+    )
 
 
-def _ours(setting: Setting, sampler: Any = None, windows: str | None = None, recent: bool = False) -> Buffer:
-    """Our buffer; with windows that of sequences. `recent` draws the newest quarter."""
-    sampler, max_age = sampler or jr.Uniform(), setting.capacity // 4
-    if windows is None:
-        buffer, fill = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler), (NUM_ENVS * ROWS,)
-        add: Callable = buffer.add
-    else:
-        buffer, fill = _sequences(setting, sampler, windows), (ROWS, NUM_ENVS)
-        max_age //= NUM_ENVS
+def _first(items: Any) -> Any:
+    """The first step of the first stream."""
+    return jax.tree.map(lambda x: x[0, 0], items)
 
-        def add(state, items):
-            return buffer.add(state, items, ends=_end(items))
 
-    def sample(state, key):
-        drawn = buffer.sample(state, key, setting.batch_size, max_age=max_age if recent else None)
-        return state, drawn.items, drawn.indices, drawn.weights
+def _ours(setting: Setting, sampler: Any = None, recent: bool = False) -> Buffer:
+    """Our buffer; `recent` draws the newest quarter."""
+    buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler or jr.Uniform())
+    max_age = setting.capacity // 4 if recent else None
 
-    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), add, sample, fill)
+    def draw(state, key):
+        return buffer.sample(state, key, setting.batch_size, max_age=max_age).items
+
+    return _buffer(setting, buffer.init, buffer.add, draw, ROW)
+
+
+def _windows(setting: Setting, windows: Any, recent: bool = False) -> Buffer:
+    """Our buffer of sequences, likewise."""
+    buffer = _sequences(setting, windows)
+    max_age = setting.capacity // 4 // NUM_ENVS if recent else None
+
+    def draw(state, key):
+        return buffer.sample(state, key, setting.batch_size, max_age=max_age).items
+
+    return _buffer(setting, buffer.init, _adder(buffer), draw, STREAMS)
 
 
 def _sequences(
-    setting: Setting, sampler: Any, windows: Any, sequence_length: int = SEQUENCE_LENGTH, hindsight: bool = False
+    setting: Setting, windows: Any, sequence_length: int = SEQUENCE_LENGTH, hindsight: bool = False
 ) -> jr.SequenceBuffer:
     return jr.SequenceBuffer(
         length=setting.capacity // NUM_ENVS,
         num_envs=NUM_ENVS,
         sequence_length=sequence_length,
-        sampler=sampler,
         windows=windows,
         hindsight=hindsight,
     )
 
 
-def _buffer(setting: Setting, init: Callable, add: Callable, sample: Callable, fill: tuple[int, ...]) -> Buffer:
-    """A buffer without `update`."""
-    times = setting.capacity // (NUM_ENVS * ROWS)
-    return Buffer(init, add, sample, lambda state, handles, td_errors: state, added=fill, fill=(fill, times))
+def _adder(buffer: jr.SequenceBuffer) -> Callable:
+    return lambda state, items: buffer.add(state, items, ends=_end(items))
 
 
 def _epoch(setting: Setting) -> Buffer:
     """Any batch of any pass."""
-    buffer, fill = jr.ReplayBuffer(capacity=setting.capacity), (NUM_ENVS * ROWS,)
+    buffer = jr.ReplayBuffer(capacity=setting.capacity)
 
-    def sample(state, key):
+    def draw(state, key):
         step = jax.random.key_data(key)[-1] % (setting.capacity // setting.batch_size)
-        drawn = buffer.epoch(state, key, setting.batch_size, step=step.astype(jnp.int32))
-        return state, drawn.items, drawn.indices, drawn.weights
+        return buffer.epoch(state, key, setting.batch_size, step=step.astype(jnp.int32)).items
 
-    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), buffer.add, sample, fill)
+    return _buffer(setting, buffer.init, buffer.add, draw, ROW)
 
 
 def _rejax(setting: Setting) -> Buffer:
     """Its draw has a probability for each item stored."""
     from rejax.buffers import ReplayBuffer
 
-    def init():
-        return ReplayBuffer(size=setting.capacity, data=_like(setting, setting.capacity), index=0, full=False)
+    def init(items):
+        data = zeros_of(setting.batch(setting.capacity))
+        return ReplayBuffer(size=setting.capacity, data=data, index=0, full=False)
 
-    def sample(state, key):
-        return state, state.sample(setting.batch_size, key), None, jnp.ones(setting.batch_size)
+    def draw(state, key):
+        return state.sample(setting.batch_size, key)
 
-    return _buffer(setting, init, lambda state, items: state.extend(items), sample, (NUM_ENVS * ROWS,))
+    return _buffer(setting, init, lambda state, items: state.extend(items), draw, ROW)
 
 
 def _jaxnasium(setting: Setting) -> Buffer:
     """Its draw without replacement takes the largest of a random number for each item stored."""
     from jaxnasium.algorithms.core import TransitionBuffer
 
-    def init():
-        return TransitionBuffer(setting.capacity, setting.batch_size, _like(setting, 1), vectorized_env=False)
+    def init(items):
+        one = jax.tree.map(lambda x: x[:1], items)
+        return TransitionBuffer(setting.capacity, setting.batch_size, one, vectorized_env=False)
 
-    def sample(state, key):
-        return state, state.sample(key, with_replacement=False), None, jnp.ones(setting.batch_size)
+    def draw(state, key):
+        return state.sample(key, with_replacement=False)
 
-    return _buffer(setting, init, lambda state, items: state.insert(items), sample, (NUM_ENVS * ROWS,))
+    return _buffer(setting, init, lambda state, items: state.insert(items), draw, ROW)
 
 
 def _memorax(setting: Setting) -> Buffer:
@@ -132,85 +147,66 @@ def _memorax(setting: Setting) -> Buffer:
     def flagged(items):
         return items | {"first": _end(items)}
 
-    def init():
-        return buffer.init(flagged(jax.tree.map(lambda x: x[0], _like(setting, 1))))
+    def add(state, items):
+        return buffer.add(state, flagged(items))
 
-    def sample(state, key):
-        return state, buffer.sample(state, key).experience, None, jnp.ones(setting.batch_size)
+    def draw(state, key):
+        return buffer.sample(state, key).experience
 
-    return _buffer(setting, init, lambda state, items: buffer.add(state, flagged(items)), sample, (NUM_ENVS, ROWS))
+    return _buffer(setting, lambda items: buffer.init(_first(flagged(items))), add, draw, STREAMS[::-1])
 
 
 def _flashbax_trajectory(setting: Setting) -> Buffer:
-    import flashbax
+    length = setting.capacity // NUM_ENVS
+    buffer = flashbax_trajectory_buffer(NUM_ENVS, setting.batch_size, length, SEQUENCE_LENGTH)
 
-    buffer = flashbax.make_trajectory_buffer(
-        add_batch_size=NUM_ENVS,
-        sample_batch_size=setting.batch_size,
-        sample_sequence_length=SEQUENCE_LENGTH,
-        period=1,
-        min_length_time_axis=SEQUENCE_LENGTH,
-        max_length_time_axis=setting.capacity // NUM_ENVS,
-    )
+    def draw(state, key):
+        return buffer.sample(state, key).experience
 
-    def sample(state, key):
-        return state, buffer.sample(state, key).experience, None, jnp.ones(setting.batch_size)
-
-    def init():
-        return buffer.init(jax.tree.map(lambda x: x[0], _like(setting, 1)))
-
-    return _buffer(setting, init, buffer.add, sample, (NUM_ENVS, ROWS))
+    return _buffer(setting, lambda items: buffer.init(_first(items)), buffer.add, draw, STREAMS[::-1])
 
 
 def _later(setting: Setting) -> Buffer:
     """Pairs of rows in one episode, and a later row of it."""
-    buffer, fill = _sequences(setting, jr.Uniform(), "inside", 2, hindsight=True), (ROWS, NUM_ENVS)
+    buffer = _sequences(setting, "inside", 2, hindsight=True)
 
-    def sample(state, key):
-        drawn = buffer.sample(state, key, setting.batch_size)
-        later, _ = buffer.later(
-            state, jax.random.fold_in(key, 1), drawn.indices, law="geometric", gamma=hindsight.GAMMA
-        )
-        return state, drawn.items | {f"later {name}": x for name, x in later.items()}, drawn.indices, drawn.weights
+    def draw(state, key):
+        drawn, key = buffer.sample(state, key, setting.batch_size), jax.random.fold_in(key, 1)
+        later, _ = buffer.later(state, key, drawn.indices, law="geometric", gamma=hindsight.GAMMA)
+        return drawn.items | {f"later {name}": x for name, x in later.items()}
 
-    def add(state, items):
-        return buffer.add(state, items, ends=_end(items))
-
-    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), add, sample, fill)
+    return _buffer(setting, buffer.init, _adder(buffer), draw, STREAMS)
 
 
 def _later_by_matrix(setting: Setting) -> Buffer:
     """As many rows, of a few trajectories."""
     length = min(hindsight.TRAJECTORY, setting.batch_size)
-    buffer, fill = _sequences(setting, jr.Uniform(), "any", length), (ROWS, NUM_ENVS)
+    buffer = _sequences(setting, "any", length)
 
-    def sample(state, key):
-        drawn = buffer.sample(state, key, setting.batch_size // length)
-        found = hindsight.relabel_by_matrix(jax.random.fold_in(key, 1), drawn.items, _end(drawn.items))
-        return state, found, drawn.indices, drawn.weights
+    def draw(state, key):
+        rows = buffer.sample(state, key, setting.batch_size // length).items
+        return hindsight.relabel_by_matrix(jax.random.fold_in(key, 1), rows, _end(rows))
 
-    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), buffer.add, sample, fill)
+    return _buffer(setting, buffer.init, buffer.add, draw, STREAMS)
 
 
 def _halves(setting: Setting, mixture: bool) -> Buffer:
     """Half of a batch from each of two buffers: by a `Mixture`, or by two calls and a concatenation."""
-    part, fill = jr.ReplayBuffer(capacity=setting.capacity // 2), (NUM_ENVS * ROWS,)
+    part = jr.ReplayBuffer(capacity=setting.capacity // 2)
     both = jr.Mixture(buffers=(part, part))
 
     def add(state, items):
         first, second = jax.tree.map(lambda x: x[::2], items), jax.tree.map(lambda x: x[1::2], items)
         return both.add(both.add(state, 0, first), 1, second)
 
-    def sample(state, key):
+    def draw(state, key):
         if mixture:
-            drawn = both.sample(state, key, setting.batch_size)
-        else:
-            keys = jax.random.split(key)
-            parts = [part.sample(x, k, setting.batch_size // 2) for x, k in zip(state, keys, strict=True)]
-            drawn = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-        return state, drawn.items, drawn.indices, drawn.weights
+            return both.sample(state, key, setting.batch_size).items
+        keys = jax.random.split(key)
+        parts = [part.sample(x, k, setting.batch_size // 2).items for x, k in zip(state, keys, strict=True)]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
-    return _buffer(setting, lambda: both.init(_like(setting, *fill)), add, sample, fill)
+    return _buffer(setting, both.init, add, draw, ROW)
 
 
 PRIORITIZED = jr.Prioritized(alpha=ALPHA, beta=BETA)
@@ -221,10 +217,10 @@ DRAWS: dict[str, Callable[[Setting], Buffer]] = {
     "uniform, max_age": functools.partial(_ours, recent=True),
     "prioritized": functools.partial(_ours, sampler=PRIORITIZED),
     "prioritized, max_age": functools.partial(_ours, sampler=PRIORITIZED, recent=True),
-    "windows: any": functools.partial(_ours, windows="any"),
-    "windows: inside": functools.partial(_ours, windows="inside"),
-    "windows: inside, max_age": functools.partial(_ours, windows="inside", recent=True),
-    "windows: episodes": functools.partial(_ours, windows="episodes"),
+    "windows: any": functools.partial(_windows, windows="any"),
+    "windows: inside": functools.partial(_windows, windows="inside"),
+    "windows: inside, max_age": functools.partial(_windows, windows="inside", recent=True),
+    "windows: episodes": functools.partial(_windows, windows="episodes"),
     "later": _later,
     "later by a matrix": _later_by_matrix,
     "mixture": functools.partial(_halves, mixture=True),
@@ -255,7 +251,7 @@ def _program(name: str, capacity: int, batch_size: int) -> ScanProgram | LoopPro
 
     state = buffer.full(setting)
     spec = jax.eval_shape(step, (state, None), jax.random.key(0))[1]
-    return ScanProgram(step, (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)))
+    return ScanProgram(step, (state, zeros_of(spec)))
 
 
 def run(smoke: bool, libraries: set[str]) -> dict[str, Any]:

@@ -26,6 +26,15 @@ def steps_for(seconds_per_step: float, run_seconds: float) -> int:
     return int(np.clip(run_seconds / max(seconds_per_step, 1e-9), MIN_STEPS, MAX_STEPS))
 
 
+def compiled_scan(step: Callable, carry: Any, steps: int) -> Any:
+    """`run(carry, key) -> carry`, compiled for a carry that may be abstract and is donated."""
+
+    def run(carry, key):
+        return lax.scan(lambda carry, key: (step(carry, key), None), carry, jax.random.split(key, steps))[0]
+
+    return jax.jit(run, donate_argnums=0).lower(carry, jax.random.key(0)).compile()
+
+
 class ScanProgram:
     """A jitted `lax.scan` over `step(carry, key)`, whose carry goes from run to run.
 
@@ -45,12 +54,7 @@ class ScanProgram:
         self._memory = self._run.memory_analysis()
 
     def _compile(self) -> None:
-        steps = self.steps
-        run = jax.jit(
-            lambda carry, key: lax.scan(lambda c, k: (self._step(c, k), None), carry, jax.random.split(key, steps))[0],
-            donate_argnums=0,
-        )
-        self._run = run.lower(self._carry, jax.random.key(0)).compile()
+        self._run = compiled_scan(self._step, self._carry, self.steps)
 
     def __call__(self) -> float:
         """One run; seconds a step."""
@@ -105,6 +109,28 @@ class LoopProgram:
         return {}
 
 
+def in_turn(
+    programs: dict[Any, Callable[[], float]],
+    base: Callable[[Any], Any],
+    runs: int,
+    ends: tuple[int, int] = (10, 90),
+) -> dict[Any, dict]:
+    """Microseconds (`us`) of each program, which returns seconds, and the `ratio` to its base, if it has one.
+
+    They take turns (A B C A B C ...), of which the first do not count.
+    """
+    times = {key: [] for key in programs}
+    for _ in range(WARM_UP_RUNS + runs):
+        for key, program in programs.items():
+            times[key].append(program() * 1e6)
+    times = {key: np.array(of_key[WARM_UP_RUNS:]) for key, of_key in times.items()}
+    figures = {key: {"us": percentiles(of_key, 2, ends)} for key, of_key in times.items()}
+    for key in figures:
+        if base(key) in times:
+            figures[key]["ratio"] = percentiles(times[key] / times[base(key)], 3, ends)
+    return figures
+
+
 def measure(
     makers: dict[Any, Callable],
     base: Callable[[Any], Any],
@@ -112,7 +138,7 @@ def measure(
     run_seconds: float,
     ends: tuple[int, int] = (10, 90),
 ) -> dict[Any, dict]:
-    """Time programs in turn (A B C A B C ...).
+    """Make programs, and time them in turn.
 
     Args:
       makers: functions that make a program, by key.
@@ -132,15 +158,8 @@ def measure(
         except Exception as error:  # a peer that fails must not end the benchmark
             programs.pop(key, None)
             figures[key] = {"error": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"}
-    times = {key: [] for key in programs}
-    for _ in range(WARM_UP_RUNS + runs):
-        for key, program in programs.items():
-            times[key].append(program() * 1e6)
-    times = {key: of_key[WARM_UP_RUNS:] for key, of_key in times.items()}
-    for key, program in programs.items():
-        figures[key] = {"us": percentiles(times[key], 2, ends), "steps": program.steps, **program.facts()}
-        if base(key) in times:
-            figures[key]["ratio"] = percentiles(np.array(times[key]) / np.array(times[base(key)]), 3, ends)
+    for key, found in in_turn(programs, base, runs, ends).items():
+        figures[key] = {**found, "steps": programs[key].steps, **programs[key].facts()}
     programs.clear()
     gc.collect()
     jax.clear_caches()

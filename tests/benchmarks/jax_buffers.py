@@ -62,8 +62,7 @@ def jaxreplay(setting: Setting, sampler: Any = None, mesh: jax.sharding.Mesh | N
     if sampler is None:
         sampler = jr.Prioritized(alpha=ALPHA, beta=BETA)
     buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler)
-    rows = setting.fill_rows()
-    return _jaxreplay(setting, buffer, (setting.num_added,), ((rows,), setting.capacity // rows), mesh)
+    return _jaxreplay(setting, buffer, (setting.num_added,), setting.fill(), mesh)
 
 
 def jaxreplay_sequences(setting: Setting, mesh: jax.sharding.Mesh | None = None) -> Buffer:
@@ -132,20 +131,40 @@ def _flashbax(setting: Setting, buffer: Any, **kwargs: Any) -> Buffer:
     )
 
 
-def flashbax_item_buffer(capacity: int, batch_size: int, uniform: bool = False) -> Any:
+def flashbax_item_buffer(capacity: int, batch_size: int, uniform: bool = False, device: str | None = None) -> Any:
     """flashbax's item buffer itself."""
     import flashbax
 
     sizes = {"max_length": capacity, "min_length": 1, "sample_batch_size": batch_size, "add_batches": True}
     if uniform:
         return flashbax.make_item_buffer(**sizes)
-    return flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=ALPHA, device=flashbax_device())
+    device = device or flashbax_device()
+    return flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=ALPHA, device=device)
+
+
+def flashbax_trajectory_buffer(
+    num_envs: int, batch_size: int, length: int, sequence_length: int, period: int = 1, alpha: float | None = None
+) -> Any:
+    """flashbax's trajectory buffer itself, prioritised if there is an alpha."""
+    import flashbax
+
+    sizes = {
+        "add_batch_size": num_envs,
+        "sample_batch_size": batch_size,
+        "sample_sequence_length": sequence_length,
+        "period": period,
+        "min_length_time_axis": sequence_length,
+        "max_length_time_axis": length,
+    }
+    if alpha is None:
+        return flashbax.make_trajectory_buffer(**sizes)
+    device = flashbax_device()
+    return flashbax.make_prioritised_trajectory_buffer(**sizes, priority_exponent=alpha, device=device)
 
 
 def flashbax_item(setting: Setting, uniform: bool = False) -> Buffer:
     buffer = flashbax_item_buffer(setting.capacity, setting.batch_size, uniform)
-    rows = setting.fill_rows()
-    return _flashbax(setting, buffer, added=(setting.num_added,), fill=((rows,), setting.capacity // rows))
+    return _flashbax(setting, buffer, added=(setting.num_added,), fill=setting.fill())
 
 
 def flashbax_flat(setting: Setting) -> Buffer:
@@ -169,20 +188,10 @@ def flashbax_flat(setting: Setting) -> Buffer:
 
 
 def flashbax_trajectory(setting: Setting) -> Buffer:
-    import flashbax
-
-    buffer = flashbax.make_prioritised_trajectory_buffer(
-        add_batch_size=setting.num_added,
-        sample_batch_size=setting.batch_size,
-        sample_sequence_length=SEQUENCE_LENGTH,
-        period=SEQUENCE_PERIOD,
-        min_length_time_axis=SEQUENCE_LENGTH,
-        max_length_time_axis=setting.capacity // setting.num_added * SEQUENCE_PERIOD,
-        priority_exponent=ALPHA,
-        device=flashbax_device(),
-    )
+    streams = setting.capacity // setting.num_added
+    sizes = setting.num_added, setting.batch_size, streams * SEQUENCE_PERIOD, SEQUENCE_LENGTH, SEQUENCE_PERIOD
     added = (setting.num_added, SEQUENCE_PERIOD)
-    return _flashbax(setting, buffer, added=added, fill=(added, setting.capacity // setting.num_added))
+    return _flashbax(setting, flashbax_trajectory_buffer(*sizes, alpha=ALPHA), added=added, fill=(added, streams))
 
 
 def naive(setting: Setting) -> Buffer:
@@ -210,8 +219,7 @@ def naive(setting: Setting) -> Buffer:
         new = (td_errors + 1e-6) ** ALPHA
         return storage, priorities.at[slots].set(new), cursor, jnp.maximum(largest, jnp.max(new))
 
-    rows = setting.fill_rows()
-    return Buffer(init, add, sample, update, (setting.num_added,), ((rows,), capacity // rows))
+    return Buffer(init, add, sample, update, (setting.num_added,), setting.fill())
 
 
 def naive_draw(priorities: jax.Array, key: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
@@ -232,25 +240,30 @@ def brax_uniform(setting: Setting) -> Buffer:
         state, items = queue.sample_internal(state)
         return state, items, None, jnp.ones(setting.batch_size)
 
-    rows = setting.fill_rows()
     return Buffer(
         init=lambda: queue.init(jax.random.key(0)),
         add=queue.insert_internal,
         sample=sample,
         update=lambda state, handles, td_errors: state,
         added=(setting.num_added,),
-        fill=((rows,), setting.capacity // rows),
+        fill=setting.fill(),
     )
 
 
-def scan_program(make: Callable[[Setting], Buffer], setting: Setting, ordered: bool = False) -> ScanProgram:
-    """Add E, sample B with weights, gather, update; vmapped over `setting.seeds` buffers if more than one.
+def many(state: Any, setting: Setting) -> Any:
+    """`setting.seeds` states if more than one."""
+    if setting.seeds == 1:
+        return state
+    return jax.tree.map(lambda x: jnp.repeat(x[None], setting.seeds, axis=0), state)
+
+
+def whole_step(buffer: Buffer, setting: Setting, ordered: bool = False) -> Callable:
+    """`step(carry, key)`: add E, sample B with weights, gather, update; vmapped if there are seeds.
 
     The gathered batch and its weights stay in the carry: they are written once a step, as a learner would have them,
     and cannot be optimised away. What is added comes from memory too. TD errors depend on the items alone, as those of
     an agent do. With `ordered` they depend on the weights too, so that the tree is read before it is written.
     """
-    buffer = make(setting)
 
     def step(state, added, key):
         state = buffer.add(state, added)
@@ -259,25 +272,31 @@ def scan_program(make: Callable[[Setting], Buffer], setting: Setting, ordered: b
         td_errors = td_errors * weights if ordered else td_errors
         return buffer.update(state, handles, td_errors), (items, weights)
 
-    state = buffer.full(setting)
-    many = setting.seeds > 1
-    if many:
-        state = jax.jit(lambda x: jax.tree.map(lambda x: jnp.repeat(x[None], setting.seeds, axis=0), x))(state)
-
     def carry_step(carry, key):
         state, added, _ = carry
-        if many:
-            state, items = jax.vmap(step, (0, None, 0))(state, added, jax.random.split(key, setting.seeds))
+        if setting.seeds > 1:
+            state, drawn = jax.vmap(step, (0, None, 0))(state, added, jax.random.split(key, setting.seeds))
         else:
-            state, items = step(state, added, key)
-        return state, added, items
+            state, drawn = step(state, added, key)
+        return state, added, drawn
 
+    return carry_step
+
+
+def scan_program(make: Callable[[Setting], Buffer], setting: Setting, ordered: bool = False) -> ScanProgram:
+    """A `whole_step` of a full buffer in a scan."""
+    buffer = make(setting)
+    step = whole_step(buffer, setting, ordered)
+    state = jax.jit(lambda state: many(state, setting))(buffer.full(setting))
     added = jax.tree.map(jnp.asarray, setting.batch(*buffer.added))
-    spec = jax.eval_shape(carry_step, (state, added, None), jax.random.key(0))[2]
-    drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+    drawn = zeros_of(jax.eval_shape(step, (state, added, None), jax.random.key(0))[2])
     if buffer.shardings:
         added, drawn = jax.device_put((added, drawn), buffer.shardings)
-    return ScanProgram(carry_step, (state, added, drawn))
+    return ScanProgram(step, (state, added, drawn))
+
+
+def zeros_of(spec: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
 
 
 def eager_program(make: Callable[[Setting], Buffer], setting: Setting, jitted: bool) -> LoopProgram:
@@ -287,10 +306,8 @@ def eager_program(make: Callable[[Setting], Buffer], setting: Setting, jitted: b
     if jitted:
         add, update = jax.jit(add, donate_argnums=0), jax.jit(update, donate_argnums=0)
         sample = jax.jit(lambda state, key: buffer.sample(state, key)[1:])
-    learn, keys = (
-        jax.jit(lambda items: buffer.td_errors(items, setting.batch_size)),
-        iter(jax.random.split(jax.random.key(0), 100_000)),
-    )
+    learn = jax.jit(lambda items: buffer.td_errors(items, setting.batch_size))
+    keys = iter(jax.random.split(jax.random.key(0), 100_000))
     state, added = buffer.full(setting), setting.batch(*buffer.added)
 
     def step():

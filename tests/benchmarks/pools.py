@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from harness import LoopProgram, ScanProgram
+from jax_buffers import many
 from settings import Setting
 
 import jaxreplay as jr
@@ -30,15 +31,11 @@ def jaxreplay_pools(setting: Setting) -> ScanProgram:
         rewards = (tasks % 3).astype(jnp.float32) / 2  # a third is never solved, a third always
         return pools.update(state, tasks, jnp.broadcast_to(rewards[:, None], (setting.batch_size, ROLLOUTS)))
 
-    advance = step
-    state, kept = pools.init(), jnp.zeros(setting.batch_size, bool)
-    if setting.seeds > 1:
-        state, kept = jax.tree.map(lambda x: jnp.stack([x] * setting.seeds), (state, kept))
+    def steps(carry, key):
+        return jax.vmap(step)(carry, jax.random.split(key, setting.seeds))
 
-        def advance(carry, key):
-            return jax.vmap(step)(carry, jax.random.split(key, setting.seeds))
-
-    return ScanProgram(advance, jax.tree.map(jnp.copy, (state, kept)))
+    carry = many((pools.init(), jnp.zeros(setting.batch_size, bool)), setting)
+    return ScanProgram(step if setting.seeds == 1 else steps, jax.tree.map(jnp.copy, carry))
 
 
 def python_pools(setting: Setting) -> LoopProgram:

@@ -22,11 +22,13 @@ import numpy as np
 from jax import lax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax_buffers import flashbax_item_buffer
 
 import jaxreplay as jr
 
 SEQUENCE_LENGTH = 5
 MAX_AGE = 1000
+KEY = jax.eval_shape(lambda: jax.random.key(0))
 STEPS = 1000  # of a scan: what comes before and after it does not count
 H100 = """gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -155,22 +157,12 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     shape, dtype = ITEMS[cell.items]
     added = (1, 16) if cell.kind == "sequence" else (16,)
     items = jax.ShapeDtypeStruct((*added, *shape), dtype)
-    key = jax.eval_shape(lambda: jax.random.key(0))
     floats, handles = (jax.ShapeDtypeStruct((cell.batch_size,), kind) for kind in (jnp.float32, jnp.int32))
     buffer = _buffer(cell, target, mesh)
-
-    def add(state, items):
-        return buffer.add(state, items)
 
     def sample(state, key):
         drawn = buffer.sample(state, key)
         return state, drawn if hasattr(drawn, "items") else (drawn.experience, getattr(drawn, "indices", None))
-
-    def update(state, handles, td_errors):
-        return buffer.update(state, handles, td_errors)
-
-    def write(state, handles, values):
-        return buffer.set(state, handles, values)
 
     def step(state, items, key):
         state = buffer.add(state, items)
@@ -201,14 +193,14 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
                 handles, td_errors = drawn.indices, td_errors + drawn.weights + rows[:, 0]
         return state, jnp.mean(td_errors)
 
-    functions = {"add": add, "sample": sample, "update": update, "step": step, "orders": orders, "set": write}
+    functions = {"add": lambda *x: buffer.add(*x), "sample": sample, "update": lambda *x: buffer.update(*x)}
+    functions |= {"step": step, "orders": orders, "set": lambda *x: buffer.set(*x)}
     drawn_axes = (SEQUENCE_LENGTH,) if cell.kind == "sequence" else ()
     values = jax.ShapeDtypeStruct((cell.batch_size, *drawn_axes, *shape), dtype)
-    arguments = {"add": (items,), "sample": (key,), "update": (handles, floats), "set": (handles, values)}
-    arguments |= {"step": (items, key), "orders": (items, key)}
-    left_out = {"add", "update"} if cell.draw != "sample" else set()
-    left_out |= {*(() if cell.orders else ("orders",)), *(() if cell.writes else ("set",))}
-    functions = {name: x for name, x in functions.items() if name not in left_out}
+    arguments = {"add": (items,), "sample": (KEY,), "update": (handles, floats), "set": (handles, values)}
+    arguments |= {"step": (items, KEY), "orders": (items, KEY)}
+    wanted = {"add": cell.draw == "sample", "update": cell.draw == "sample", "orders": cell.orders, "set": cell.writes}
+    functions = {name: x for name, x in functions.items() if wanted.get(name, True)}
     return Operations(lambda: buffer.init(items), functions, arguments)
 
 
@@ -286,15 +278,9 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
 
 
 def _flashbax(cell: Cell, target: str) -> Any:
-    import flashbax
-
-    sizes = {"max_length": cell.capacity, "min_length": 1, "sample_batch_size": cell.batch_size, "add_batches": True}
-    if cell.sampler == "uniform":
-        buffer = flashbax.make_item_buffer(**sizes)
-    else:
-        device = "tpu" if target.startswith("tpu") else "gpu"
-        with unittest.mock.patch.object(jax, "devices", return_value=[]):  # it asks whether the device is there
-            buffer = flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=0.6, device=device)
+    uniform, device = cell.sampler == "uniform", "tpu" if target.startswith("tpu") else "gpu"
+    with unittest.mock.patch.object(jax, "devices", return_value=[]):  # it asks whether the device is there
+        buffer = flashbax_item_buffer(cell.capacity, cell.batch_size, uniform, device)
 
     class Adapted:
         init = staticmethod(lambda items: buffer.init(jnp.zeros(items.shape[1:], items.dtype)))
@@ -302,7 +288,7 @@ def _flashbax(cell: Cell, target: str) -> Any:
 
         @staticmethod
         def update(state, handles, td_errors):
-            return buffer.set_priorities(state, handles, td_errors) if cell.sampler != "uniform" else state
+            return state if uniform else buffer.set_priorities(state, handles, td_errors)
 
     return Adapted
 
@@ -325,10 +311,9 @@ def _tracer(cell: Cell) -> Operations:
         state, batch, _ = tracer.add(state, shown, action, reward + 1, *flags, shown)
         return state, (jnp.sum(batch.S_next[0].astype(jnp.float32)), batch.Rn)
 
-    key = jax.eval_shape(lambda: jax.random.key(0))
     # With one step, `add` returns its arguments, which a program alone would copy.
     functions = {"step": in_step} if cell.n == 1 else {"add": add, "step": in_step}
-    return Operations(lambda: tracer.init(*step), functions, {"add": step, "step": (step, key)})
+    return Operations(lambda: tracer.init(*step), functions, {"add": step, "step": (step, KEY)})
 
 
 def _curriculum(cell: Cell) -> Operations:
@@ -336,7 +321,6 @@ def _curriculum(cell: Cell) -> Operations:
         tasks = jr.Tasks(num_tasks=cell.capacity, exploration=0.1)
     else:
         tasks = jr.DifficultyPools(tasks_per_env=(cell.capacity,), easy_threshold=0.9, hard_threshold=0.1)
-    key = jax.eval_shape(lambda: jax.random.key(0))
     groups = jax.ShapeDtypeStruct((cell.batch_size,), jnp.int32)
     rewards = jax.ShapeDtypeStruct((cell.batch_size, 4), jnp.float32)
 
@@ -348,13 +332,12 @@ def _curriculum(cell: Cell) -> Operations:
         return state, kept[0]
 
     functions = {"sample": sample, "update": lambda *x: tasks.update(*x), "step": step}
-    return Operations(tasks.init, functions, {"sample": (key,), "update": (groups, rewards), "step": (rewards, key)})
+    return Operations(tasks.init, functions, {"sample": (KEY,), "update": (groups, rewards), "step": (rewards, KEY)})
 
 
 def _levels(cell: Cell) -> Operations:
     by = "rank" if cell.kind == "levels by rank" else "proportional"
     levels = jr.Levels(capacity=cell.capacity, prioritization=by, staleness=0.3)
-    key = jax.eval_shape(lambda: jax.random.key(0))
     shape, dtype = ITEMS[cell.items]
     new = jax.ShapeDtypeStruct((cell.batch_size, *shape), dtype)
     slots, scores = (jax.ShapeDtypeStruct((cell.batch_size,), kind) for kind in (jnp.int32, jnp.float32))
@@ -369,7 +352,7 @@ def _levels(cell: Cell) -> Operations:
         "update": lambda *x: levels.update(*x),
         "step": replay,
     }
-    arguments = {"sample": (key,), "insert": (new, scores), "update": (slots, scores), "step": (scores, key)}
+    arguments = {"sample": (KEY,), "insert": (new, scores), "update": (slots, scores), "step": (scores, KEY)}
     return Operations(lambda: levels.init(jax.ShapeDtypeStruct(shape, dtype)), functions, arguments)
 
 

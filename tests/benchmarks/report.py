@@ -9,6 +9,7 @@ from draws import BESIDE
 from grid import BASE, PARTS
 from settings import power
 from sharded import QUARTILES
+from tables import number, size, spread, table
 from targets import targets
 
 FASTER = " (faster)"
@@ -17,32 +18,6 @@ FASTER = " (faster)"
 def coloured(markdown: str) -> str:
     """The text for a terminal: cells of faster peers in red."""
     return re.sub(r"\*\*([^*|]*?)\*\*", "\033[1;31m\\1\033[0m    ", markdown)
-
-
-def number(x: float) -> str:
-    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
-
-
-def size(count: float | None) -> str:
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{number(count)} {unit}"
-        count /= 1000
-
-
-def spread(figure: dict[str, float], ends: tuple[int, int] = (10, 90)) -> str:
-    low, high = (number(figure[f"p{end}"]) for end in ends)
-    return f"{number(figure['median'])} [{low}-{high}]"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """An aligned Markdown table."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
 def _bold(text: str, found: dict[str, Any]) -> str:

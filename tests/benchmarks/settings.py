@@ -55,6 +55,10 @@ class Setting:
         """Rows to add at a time while filling."""
         return min(self.capacity, 256 if self.items == "frames" else 4096)
 
+    def fill(self) -> tuple[tuple[int, ...], int]:
+        """Leading axes of what is added at a time while filling, and how many times."""
+        return (self.fill_rows(),), self.capacity // self.fill_rows()
+
 
 def power(n: int) -> str:
     """A size as text: 2^20, or the number itself."""

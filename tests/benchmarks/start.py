@@ -21,6 +21,7 @@ def compile_step(name: str, library: str, capacity: int, batch_size: int) -> flo
     """CPU seconds to trace, lower and compile a step of `jax_buffers` in a scan."""
     import jax
     import jax_buffers
+    from harness import compiled_scan
     from jax import lax
     from settings import Setting
 
@@ -35,27 +36,12 @@ def compile_step(name: str, library: str, capacity: int, batch_size: int) -> flo
     else:
         make = functools.partial(jax_buffers.flashbax_item, uniform=uniform)
     buffer = make(setting)
-
-    def step(state, added, key):
-        state = buffer.add(state, added)
-        state, items, handles, weights = buffer.sample(state, key)
-        return buffer.update(state, handles, buffer.td_errors(items, batch_size)), (items, weights)
-
-    def run(state, added, key):
-        def carry_step(carry, key):
-            if setting.seeds == 1:
-                return step(carry[0], added, key)
-            return jax.vmap(step, (0, None, 0))(carry[0], added, jax.random.split(key, setting.seeds))
-
-        drawn = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), jax.eval_shape(carry_step, (state,), key)[1])
-        return lax.scan(lambda carry, key: (carry_step(carry, key), None), (state, drawn), jax.random.split(key, 200))
-
-    init = buffer.init if setting.seeds == 1 else lambda: jax.vmap(lambda _: buffer.init())(jax.numpy.arange(8))
-    added = setting.batch(*buffer.added)
+    step = jax_buffers.whole_step(buffer, setting)
+    carry = jax.eval_shape(lambda: jax_buffers.many(buffer.init(), setting)), setting.batch(*buffer.added)
+    drawn = jax.eval_shape(step, (*carry, None), jax.random.key(0))[2]
     jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, x: jax.numpy.sin(x), x))(jax.numpy.ones(8)).block_until_ready()
-    state, key = jax.eval_shape(init), jax.random.key(0)
     started = time.process_time()
-    jax.jit(run, donate_argnums=0).lower(state, added, key).compile()
+    compiled_scan(step, (*carry, drawn), 200)
     return time.process_time() - started
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax_buffers import flashbax_trajectory_buffer
 
 import jaxreplay as jr
 
@@ -28,18 +29,8 @@ class Flashbax:
     """flashbax's prioritised trajectory buffer with the methods of `jr.SequenceBuffer`; its alpha is static."""
 
     def __init__(self, config: sweep.Config, sequence_length: int, *, alpha: float):
-        import flashbax
-
-        self.buffer = flashbax.make_prioritised_trajectory_buffer(
-            add_batch_size=config.num_envs,
-            sample_batch_size=sweep.BATCH,
-            sample_sequence_length=sequence_length,
-            period=1,
-            min_length_time_axis=sequence_length,
-            max_length_time_axis=config.length,
-            priority_exponent=alpha,
-            device=jax.default_backend(),
-        )
+        sizes = config.num_envs, sweep.BATCH, config.length, sequence_length
+        self.buffer = flashbax_trajectory_buffer(*sizes, alpha=alpha)
 
     def init(self, rows: Any) -> Any:
         return self.buffer.init(jax.tree.map(lambda x: x[0, 0], rows))

@@ -1,5 +1,8 @@
 """(k) Tasks drawn by a score: draw B tasks, learn the rewards of their groups, score them anew and draw again."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,41 +30,44 @@ def jaxreplay_tasks(setting: Setting) -> ScanProgram:
     return ScanProgram(step, jax.tree.map(jnp.copy, (tasks.init(), jnp.zeros(setting.batch_size, bool))))
 
 
-def jaxreplay_levels(setting: Setting) -> ScanProgram:
-    """`Levels` by rank, full, with task numbers for levels."""
-    levels = jr.Levels(capacity=setting.capacity, temperature=1.0, staleness=0.5)
-    numbers = jnp.arange(setting.capacity, dtype=jnp.int32)
-    state = levels.init(jnp.int32(0))
-    scores = jnp.full(setting.capacity, 0.25, jnp.float32)
-    state = state.replace(levels=numbers, scores=scores, size=jnp.int32(setting.capacity))
+def _levels_program(setting: Setting, state: Any, draw: Callable, update: Callable, steps: int = 200) -> ScanProgram:
+    """Draw levels, which are task numbers, and score them; the state is full."""
 
     def step(carry, key):
-        state, _ = carry
-        state, slots, drawn = levels.sample(state, key, setting.batch_size)
+        state, slots, drawn = draw(carry[0], key)
         rate = _rewards(drawn, jnp).mean(axis=1)
-        return levels.update(state, slots, rate * (1 - rate)), drawn
+        return update(state, slots, rate * (1 - rate)), drawn
 
-    return ScanProgram(step, jax.tree.map(jnp.copy, (state, jnp.zeros(setting.batch_size, jnp.int32))))
+    carry = state, jnp.zeros(setting.batch_size, jnp.int32)
+    return ScanProgram(step, jax.tree.map(jnp.copy, carry), steps=steps)
+
+
+def _full(setting: Setting) -> dict[str, Any]:
+    """Levels, their scores and their number."""
+    capacity = setting.capacity
+    numbers, scores = jnp.arange(capacity, dtype=jnp.int32), jnp.full(capacity, 0.25, jnp.float32)
+    return {"levels": numbers, "scores": scores, "size": jnp.int32(capacity)}
+
+
+def jaxreplay_levels(setting: Setting) -> ScanProgram:
+    """`Levels` by rank."""
+    levels = jr.Levels(capacity=setting.capacity, temperature=1.0, staleness=0.5)
+    state = levels.init(jnp.int32(0)).replace(**_full(setting))
+    return _levels_program(setting, state, lambda *x: levels.sample(*x, setting.batch_size), levels.update)
 
 
 def jaxued_levels(setting: Setting) -> ScanProgram:
-    """Its level sampler, full, with task numbers for levels; the settings are its defaults."""
+    """Its level sampler; the settings are its defaults."""
     from jaxued.level_sampler import LevelSampler
 
     levels = LevelSampler(setting.capacity)
-    empty = levels.initialize(jnp.int32(0))
-    numbers = jnp.arange(setting.capacity, dtype=jnp.int32)
-    scores = jnp.full(setting.capacity, 0.25, jnp.float32)
-    full = {**empty, "levels": numbers, "scores": scores, "size": jnp.int32(setting.capacity)}
+    state = {**levels.initialize(jnp.int32(0)), **_full(setting), "episode_count": jnp.int32(0)}
 
-    def step(carry, key):
-        state, _ = carry
+    def draw(state, key):
         state, (slots, drawn) = levels.sample_replay_levels(state, key, setting.batch_size)
-        rate = _rewards(drawn, jnp).mean(axis=1)
-        return levels.update_batch(state, slots, rate * (1 - rate)), drawn
+        return state, slots, drawn
 
-    carry = {**full, "episode_count": jnp.int32(0)}, jnp.zeros(setting.batch_size, jnp.int32)
-    return ScanProgram(step, jax.tree.map(jnp.copy, carry), steps=3)  # it sorts all scores for each level
+    return _levels_program(setting, state, draw, levels.update_batch, steps=3)  # it sorts all scores for each level
 
 
 def numpy_tasks(setting: Setting) -> LoopProgram:

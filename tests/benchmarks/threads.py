@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
-from harness import WARM_UP_RUNS, percentiles
+from harness import in_turn
 from settings import Setting
+from tables import spread, table
 
 import jaxreplay as jr
 
@@ -133,16 +133,6 @@ PROGRAMS = {"one thread": Bare, "Shared": Shared, "mujax's limiter": Mujax, "que
 CALLS = {"bare": Bare, "Shared": functools.partial(Shared, False), "Shared, ratio": Shared}
 
 
-def in_turn(runs: dict[Any, Callable[[], float]], base: Any, count: int) -> dict[Any, dict]:
-    """Microseconds (`us`) of each, and the `ratio` to `base`, from `count` alternating runs."""
-    times: dict[Any, list[float]] = {key: [] for key in runs}
-    for turn in range(WARM_UP_RUNS + count):
-        for key in list(runs)[:: -1 if turn % 2 else 1]:
-            times[key].append(runs[key]())
-    kept = {key: np.array(of_key[WARM_UP_RUNS:]) * 1e6 for key, of_key in times.items()}
-    return {key: {"us": percentiles(x, 2), "ratio": percentiles(x / kept[base])} for key, x in kept.items()}
-
-
 def per_call(call: Callable[[int], Any], wait: Callable[[], Any], count: int) -> float:
     """Seconds of a call, of `count` calls and the wait for the last one."""
     start = time.perf_counter()
@@ -165,7 +155,7 @@ def measure_calls(runs: int, count: int) -> dict[str, dict]:
         return spent[which] / (count // few)
 
     def measure(which: int) -> dict[str, dict]:
-        return in_turn({name: functools.partial(both, x, which) for name, x in programs.items()}, "bare", runs)
+        return in_turn({k: functools.partial(both, x, which) for k, x in programs.items()}, lambda _: "bare", runs)
 
     return {"add": measure(0), "draw": measure(1)}
 
@@ -180,7 +170,8 @@ def measure_threads(runs: int, count: int, actors: tuple[int, ...]) -> dict[str,
         return (time.perf_counter() - start) / count
 
     def measure(number: int) -> dict[str, dict]:
-        return in_turn({name: functools.partial(cycles, x, number) for name, x in programs.items()}, "one thread", runs)
+        runs_of = {name: functools.partial(cycles, x, number) for name, x in programs.items()}
+        return in_turn(runs_of, lambda _: "one thread", runs)
 
     return {str(number): measure(number) for number in actors}
 
@@ -193,16 +184,14 @@ def _installed() -> Iterator[tuple[str, Bare]]:
             print(f"{name}: {error.name} is not installed.")
 
 
-def table(title: str, found: dict[str, dict]) -> str:
+def _table(title: str, found: dict[str, dict]) -> str:
     """Lines by name, columns by program."""
 
     def cell(figure: dict[str, dict[str, float]]) -> str:
-        us, ratio = figure["us"], figure["ratio"]
-        return f"{us['median']:.0f} [{us['p10']:.0f}-{us['p90']:.0f}], x{ratio['median']:.2f}"
+        return f"{spread(figure['us'])}, x{figure['ratio']['median']:.2f}"
 
     names = list(next(iter(found.values())))
-    lines = [f"| {title} | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
-    return "\n".join(lines + [f"| {row} | {' | '.join(map(cell, its.values()))} |" for row, its in found.items()])
+    return table([title, *names], [[row, *map(cell, its.values())] for row, its in found.items()])
 
 
 def main() -> None:
@@ -210,9 +199,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="everything once; the figures mean nothing")
     args = parser.parse_args()
     runs, count, actors = (1, 16, ACTORS[:2]) if args.smoke else (15, 160, ACTORS)
-    print(
-        table("call, us", measure_calls(runs, count)), table("actors", measure_threads(runs, count, actors)), sep="\n\n"
-    )
+    print(_table("call, us", measure_calls(runs, count)), end="\n\n")
+    print(_table("actors", measure_threads(runs, count, actors)))
 
 
 if __name__ == "__main__":

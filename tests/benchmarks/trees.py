@@ -1,5 +1,8 @@
 """(a) Trees alone: sample a batch of leaves, write new values to them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,18 +13,23 @@ from settings import Setting
 from jaxreplay import sum_tree
 
 
+def _program(setting: Setting, tree: Any, draw: Callable, write: Callable) -> ScanProgram:
+    """`draw(tree, key)` leaves and `write(tree, leaves, values)`; in it are the first values of all leaves."""
+
+    def step(carry, key):
+        drawn = draw(carry[0], key)
+        return write(carry[0], drawn, new_values(setting, key)), drawn
+
+    return ScanProgram(step, (jax.tree.map(jnp.copy, tree), jnp.zeros(setting.batch_size, jnp.int32)))
+
+
 def tree_program(setting: Setting) -> ScanProgram:
     """Sample and update jaxreplay's tree alone."""
 
-    def step(carry, key):
-        tree, _ = carry
-        drawn, _ = sum_tree.sample(tree, key, setting.batch_size, stratified=True)
-        return sum_tree.update(tree, drawn, new_values(setting, key)), drawn
+    def draw(tree, key):
+        return sum_tree.sample(tree, key, setting.batch_size, stratified=True)[0]
 
-    every = jnp.arange(setting.capacity)
-    tree = sum_tree.init(setting.capacity)
-    tree = sum_tree.update(tree, every, first_values(setting), unique_indices=True)
-    return ScanProgram(step, (jax.tree.map(jnp.copy, tree), jnp.zeros(setting.batch_size, jnp.int32)))
+    return _program(setting, sum_tree.of_leaves(first_values(setting)), draw, sum_tree.update)
 
 
 def flashbax_tree(setting: Setting) -> ScanProgram:
@@ -30,22 +38,18 @@ def flashbax_tree(setting: Setting) -> ScanProgram:
 
     set_batch = SET_BATCH_FN[flashbax_device()]
 
-    def step(carry, key):
-        state, _ = carry
-        drawn = tree.stratified_sample(state, setting.batch_size, key)
-        return set_batch(state, drawn, new_values(setting, key)), drawn
+    def draw(state, key):
+        return tree.stratified_sample(state, setting.batch_size, key)
 
-    state = jax.jit(lambda values: set_batch(tree.init(setting.capacity), jnp.arange(setting.capacity), values))
-    return ScanProgram(step, (state(first_values(setting)), jnp.zeros(setting.batch_size, jnp.int32)))
+    full = jax.jit(lambda values: set_batch(tree.init(setting.capacity), jnp.arange(setting.capacity), values))
+    return _program(setting, full(first_values(setting)), draw, set_batch)
 
 
 def naive_table(setting: Setting) -> ScanProgram:
-    def step(carry, key):
-        priorities, _ = carry
-        drawn, _ = naive_draw(priorities, key, setting.batch_size)
-        return priorities.at[drawn].set(new_values(setting, key)), drawn
+    def draw(priorities, key):
+        return naive_draw(priorities, key, setting.batch_size)[0]
 
-    return ScanProgram(step, (first_values(setting), jnp.zeros(setting.batch_size, jnp.int32)))
+    return _program(setting, first_values(setting), draw, lambda x, drawn, values: x.at[drawn].set(values))
 
 
 def first_values(setting: Setting) -> jax.Array:

@@ -129,7 +129,9 @@ def test_a_subclass_that_draws_otherwise_says_nothing_it_does_not_say_itself(sam
         assert_same(jr.migrate(buffer, state, others), jr.migrate(buffer, state, buffer))
 
 
-def check_converted(old, new, capacity):
+@pytest.mark.parametrize("capacity", [6, rarely(12)])
+@pytest.mark.parametrize(("old", "new"), PAIRS, ids=repr)
+def test_states_are_converted(old, new, capacity):
     buffer, state = replay(old)
     wanted, count = jr.ReplayBuffer(capacity=capacity, sampler=new, donate=False), min(capacity, CAPACITY)
     moved = jr.migrate(buffer, state, wanted)
@@ -142,17 +144,6 @@ def check_converted(old, new, capacity):
     assert np.all(np.asarray(sample.indices)[np.asarray(sample.probabilities) > 0] >= 0)
     assert np.all(np.isfinite(sample.weights))
     assert np.any(np.asarray(sample.weights) > 0)
-
-
-@pytest.mark.parametrize(("old", "new"), PAIRS, ids=repr)
-def test_states_are_converted(old, new):
-    check_converted(old, new, 6)
-
-
-@rarely
-@pytest.mark.parametrize(("old", "new"), PAIRS, ids=repr)
-def test_states_are_converted_to_a_larger_buffer_too(old, new):
-    check_converted(old, new, 12)
 
 
 @each

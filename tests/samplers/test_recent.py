@@ -104,12 +104,6 @@ def test_the_newest_and_the_oldest_of_very_many_have_the_law(power):
     assert stats.chisquare(np.bincount(steps, minlength=8)).pvalue > 1e-4
 
 
-def test_nothing_live():
-    ranks, probabilities = drawn_ranks(jr.Recent(power=1.0), 0, draws=4)
-    np.testing.assert_array_equal(probabilities, 0)
-    assert np.all((ranks >= 0) & (ranks < 2**29))
-
-
 def filled(buffer, num_added, batch=8):
     """A state after items 0, 1, ... were added."""
     state = buffer.init(np.zeros(batch, np.int32))
@@ -181,31 +175,6 @@ def test_law_of_sequences(windows):
     assert stats.chisquare(np.bincount(rank, minlength=len(law)), law * 2**15).pvalue > 1e-4
     np.testing.assert_array_equal(sample.items[:, 0] // 2 * 2 + sample.items[:, 0] % 2, sample.items[:, 0])
     assert np.all(np.diff(np.asarray(buffer.get(state, handles))[:, -1] // 2) >= 0)  # in order of time
-
-
-def test_a_mixture_and_the_rest_of_the_package_know_it(tmp_path):
-    recent = jr.ReplayBuffer(capacity=16, sampler=jr.Recent(power=3.0, beta=1.0, normalize=None), donate=False)
-    uniform = jr.ReplayBuffer(capacity=16, donate=False)
-    state = filled(recent, 16)
-    mixture = jr.Mixture(buffers=(recent, uniform), weights="joint")
-    sample = mixture.sample((state, filled(uniform, 16)), jax.random.key(0), 8)
-    weights, probabilities = np.asarray(sample.weights), np.asarray(sample.probabilities)
-    np.testing.assert_allclose(weights[:4], 1 / (16 * probabilities[:4]), rtol=1e-5)
-    jr.save(tmp_path / "state", recent, state)
-    restored = jr.restore(tmp_path / "state", recent, state)
-    drawn = [recent.sample(x, jax.random.key(1), 8).items for x in (restored, state)]
-    np.testing.assert_array_equal(*drawn)
-    half = jr.ReplayBuffer(capacity=8, sampler=recent.sampler)
-    moved = jr.migrate(recent, state, half)
-    assert half.get(moved, half.newest(moved, 8)).tolist() == [*range(8, 16)]
-    per = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
-    drawn = per.sample(jr.migrate(recent, state, per), jax.random.key(0), 1)
-    assert np.asarray(drawn.probabilities).tolist() == [1 / 16]
-    back = jr.migrate(per, filled(per, 16), recent)
-    assert recent.get(back, recent.newest(back, 2)).tolist() == [14, 15]
-    numbers = jr.diagnostics(recent, state, jax.random.key(0))
-    assert float(numbers["draws/age_q50"]) < 5
-    assert len(jr.plot(recent, state).axes) == len(jr.plot(uniform, filled(uniform, 16)).axes) == 3
 
 
 @pytest.mark.versions

@@ -10,7 +10,6 @@ import oracles
 import pytest
 import seeds
 from helpers import at, check_tree, items, leaves_of, numbers, over_devices, rarely, rejects, types
-from scipy import stats
 
 import jaxreplay as jr
 from jaxreplay.inspection import _plot
@@ -88,20 +87,16 @@ def steps(buffer, key, settings):
 )
 def test_lanes_of_vmap_equal_runs_of_their_configurations(buffer, per):
     make, key = BUFFERS[buffer], jax.random.key(1)
-    sweep = jax.jit(jax.vmap(functools.partial(steps, make(jr.Prioritized(**PER[per])), key)))(STACKED)
-    for k, lane in enumerate(LANES):
-        alone = jax.jit(lambda lane=lane: steps(make(jr.Prioritized(**lane, **PER[per])), key, {}))()
-        found, expected = jax.device_get((at(sweep, k), alone))
-        # XLA computes a power with a constant exponent by other instructions, which round differently.
-        chex.assert_trees_all_close(found, expected, rtol=3e-5)
-        chex.assert_trees_all_equal(found[1].indices, expected[1].indices)
-
-
-def test_a_lane_equals_the_same_settings_alone_bit_for_bit():
-    run = functools.partial(steps, BUFFERS["replay"](jr.Prioritized()), jax.random.key(1))
+    run = functools.partial(steps, make(jr.Prioritized(**PER[per])), key)
     sweep, alone = jax.jit(jax.vmap(run))(STACKED), jax.jit(run)
-    for k in range(len(LANES)):
-        chex.assert_trees_all_equal(at(sweep, k), alone(at(STACKED, k)))
+    for k, lane in enumerate(LANES):
+        chex.assert_trees_all_equal(at(sweep, k), jax.device_get(alone(at(STACKED, k))))
+        if k % 2 == 0:
+            its_own = jax.jit(lambda lane=lane: steps(make(jr.Prioritized(**lane, **PER[per])), key, {}))()
+            found, expected = jax.device_get((at(sweep, k), its_own))
+            # XLA computes a power with a constant exponent by other instructions, which round differently.
+            chex.assert_trees_all_close(found, expected, rtol=3e-5)
+            chex.assert_trees_all_equal(found[1].indices, expected[1].indices)
 
 
 @pytest.mark.parametrize("per", ["stored", *map(rarely, ["ever", "number"])])
@@ -117,6 +112,7 @@ def test_lanes_do_what_their_twins_do(per):
         new_errors = np.where(rng.random(3) < 0.5, np.nan, rng.normal(size=3)).astype(np.float32)
         state = add(state, items(ids), new_errors)
         handles, errors = rng.integers(max(0, 3 * number - 3), 3 * number + 3, 6).astype(np.int32), rng.normal(size=6)
+        errors[number % 6] = 0
         state = update(state, handles, errors.astype(np.float32))
         sampler = jax.device_get(state.sampler)
         for k, twin in enumerate(twins):
@@ -126,21 +122,6 @@ def test_lanes_do_what_their_twins_do(per):
             check_tree(tree)
             np.testing.assert_allclose(leaves_of(tree), twin.leaves_by_slot(), rtol=2e-5)
             np.testing.assert_allclose(sampler.max_priority[k], twin.max_priority, rtol=1e-6)
-
-
-@pytest.mark.law
-def test_each_lane_draws_by_its_own_law():
-    alphas, errors = np.array([0.5, 2.0]), np.array([0.5, 1.0, 2.0, 4.0])
-    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0, stratified=False))
-
-    def draw(alpha):
-        state = with_settings(buffer.init(numbers(0, 4)), {"alpha": alpha})
-        state = buffer.add(state, numbers(0, 4), td_errors=errors)
-        return buffer.sample(state, seeds.key(0), 20_000).items
-
-    for alpha, drawn in zip(alphas, np.asarray(jax.jit(jax.vmap(draw))(alphas)), strict=True):
-        law = errors**alpha / np.sum(errors**alpha)
-        assert stats.chisquare(np.bincount(drawn, minlength=4), 20_000 * law).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -198,25 +179,20 @@ def test_settings_of_another_dtype_change_no_other():
     assert found.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("num_shards", [0, 2])
-def test_a_checkpoint_keeps_settings(tmp_path, num_shards):
-    buffer, state = stored(jr.Prioritized(), num_shards, **IN_STATE)
+def test_a_checkpoint_keeps_settings(tmp_path):
+    buffer, state = stored(jr.Prioritized(), 2, **IN_STATE)
     jr.save(tmp_path / "one", buffer, state)
     chex.assert_trees_all_equal(jr.restore(tmp_path / "one", buffer, state), state)
     lanes = jax.jit(jax.vmap(lambda s: stored(jr.Prioritized(), **s)[1]))(STACKED)
     alone = stored(jr.Prioritized(), **IN_STATE)[0]
     jr.save(tmp_path / "lanes", alone, lanes)
     chex.assert_trees_all_equal(jr.restore(tmp_path / "lanes", alone, lanes), lanes)
-    other = stored(STATIC, num_shards)[0]
-    rejects(r"config.*sampler.alpha: saved 0.6, given 0.7", jr.restore, tmp_path / "one", other, state)
+    rejects(r"config.*sampler.alpha: saved 0.6, given 0.7", jr.restore, tmp_path / "one", stored(STATIC, 2)[0], state)
 
 
-@pytest.mark.parametrize("num_shards", [0, 2])
-def test_diagnostics_and_plots_have_the_priorities_of_static_settings(num_shards):
-    buffer, state = stored(jr.Prioritized(), num_shards, **IN_STATE)
-    static, same = stored(STATIC, num_shards)
-    key = jax.random.key(0)
-    found, expected = (jr.diagnostics(*pair, key, thorough=True) for pair in ((buffer, state), (static, same)))
+def test_diagnostics_and_plots_have_the_priorities_of_static_settings():
+    pairs = stored(jr.Prioritized(), 2, **IN_STATE), stored(STATIC, 2)
+    found, expected = (jr.diagnostics(*pair, jax.random.key(0), thorough=True) for pair in pairs)
     chex.assert_trees_all_close(found, expected, rtol=1e-5)
-    seen = [_plot._contents(*pair)["priorities"] for pair in ((buffer, state), (static, same))]
+    seen = [_plot._contents(*pair)["priorities"] for pair in pairs]
     chex.assert_trees_all_close(*seen, rtol=1e-5)

@@ -330,12 +330,6 @@ def test_what_is_promised_of_a_batch_with_repeated_indices_is_true(monkeypatch):
         np.testing.assert_array_equal(np.flatnonzero(target < 8), [3, 4, 5])  # the last of each
 
 
-def test_sampling_law_test_rejects_a_wrong_law():
-    leaves = np.ones(1000)
-    draws = seeds.rng(0).integers(0, 990, 400 * 1024)
-    assert groups_p_value(draws, np.arange(1000), leaves) < 1e-4
-
-
 @jax.jit
 def draws_of_equal_leaves(seed, bits):
     """As many as there are leaves, stratified and systematic."""

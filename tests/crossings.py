@@ -275,7 +275,8 @@ class Plan:
         if self.tracer is not None:
             step = [items(np.zeros(ROWS)), *[np.zeros(ROWS, np.float32)] * 2, *[np.zeros(ROWS, bool)] * 2]
             tracers = [self.tracer.init(*step, items(np.zeros(ROWS))) for _ in self.sources]
-        return {"replay": self.buffer.init(self.items(ids)), "tracers": tracers}
+        states = self.each(self.buffer.init(self.items(ids)))
+        return {"replay": self.whole([*map(about_to_wrap, states)]), "tracers": tracers}
 
     def each(self, states):
         """The states of the sources."""
@@ -283,6 +284,14 @@ class Plan:
 
     def whole(self, states):
         return tuple(states) if self.mixture else states[0]
+
+
+def about_to_wrap(state):
+    """An empty state whose counter of items is at its end; each slot of a reservoir has its own."""
+    if isinstance(state, jr.buffers.ReservoirState):
+        return state
+    last = state.ring.period - 2 * state.ring.capacity
+    return state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, last)))
 
 
 def first_plan(on, rng):
@@ -303,9 +312,10 @@ def first_plan(on, rng):
             mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights)
         return dataclasses.replace(plan, sources=sources, mixture=mixture)
 
-    used, shares = frozenset().union(*on.sources), (0.62, 0.38)
+    used, shares = frozenset().union(*on.sources), (0.62, 0.38, 0.5)
     if "sharded" in used:  # shards get equal numbers of rows, and three quarters of 16 may be above all slots
-        shares = ((1, 1), (3, 1))[rng.integers(2) if "distinct" not in used else 0]
+        shares = ((1, 1, 2), (3, 1, 4))[rng.integers(2) if "distinct" not in used else 0]
+    shares = shares[: len(wholes)]
     tracer = jr.NStep(n=2, gamma=0.9, num_envs=ROWS) if "tracer" in on.program else None
     order = "add", *map(str, rng.permutation(["update", "set", "draw"]))
     plan = Plan((), None, tracer, order, "max_age" in on.program, int(rng.integers(2, 5)))
@@ -833,14 +843,17 @@ def key_data(rng):
 
 
 class Run:
-    """Runs one configuration, with its details and operations from a seed."""
+    """Runs a configuration, with its details and operations from a seed; `name` tells it from others.
 
-    def __init__(self, number, seed=seeds.SEED):
-        self.number, self.seed, self.on = number, seed, configurations()[0][number]
-        self.rng = seeds.rng("crossings", number, seed=seed)
+    A segment has `steps` steps.
+    """
+
+    def __init__(self, on, name, seed=seeds.SEED, steps=STEPS):
+        self.name, self.seed, self.on, self.steps = name, seed, on, steps
+        self.rng = seeds.rng("crossings", name, seed=seed)
         self.plan, self.after = first_plan(self.on, self.rng)
         self.vmap, self.eager = ("vmap" in self.on.program), "eager" in self.on.program
-        self.lanes = [Lane(self.plan, seeds.rng("lane", number, k, seed=seed)) for k in range(1 + self.vmap)]
+        self.lanes = [Lane(self.plan, seeds.rng("lane", name, k, seed=seed)) for k in range(1 + self.vmap)]
         self.carry = self.joined([self.plan.init() for _ in self.lanes])
         self.programs = {}
 
@@ -866,8 +879,8 @@ class Run:
 
     def segment(self, mode):
         """Some steps, one by one or in two scans."""
-        length = STEPS // 2 if mode == "scan" else 1
-        for _ in range(STEPS // length):
+        length = self.steps // 2 if mode == "scan" else 1
+        for _ in range(self.steps // length):
             given = [[lane.given() for _ in range(length)] for lane in self.lanes]
             for lane in self.lanes:
                 lane.log.append(f"-- {mode}")
@@ -952,7 +965,7 @@ class Run:
             found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
             self.lanes[0].check_diagnostics(jax.device_get(found))
         except BaseException as error:
-            error.add_note(f"configuration {self.number}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}")
+            error.add_note(f"configuration {self.name}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}")
             for k, lane in enumerate(self.lanes):
                 error.add_note(f"lane {k}, the last operations:\n" + "\n".join(lane.log))
             raise

@@ -613,7 +613,7 @@ class Lane(twins.Lane):
 
     def __init__(self, plan, rng):
         super().__init__(Twin(plan), rng)
-        self.number, self.log = 0, collections.deque(maxlen=20)
+        self.number = 0
         self.enter(plan)
 
     def enter(self, plan):
@@ -680,7 +680,7 @@ class Lane(twins.Lane):
         self.happened["steps"] += 1
         self.happened["on a full buffer"] += any(shard.is_full for shard in self.twin.shards)
         for operation in self.plan.order:
-            self.log.append(f"{operation}: {_brief(given[operation] if operation != 'draw' else given['max_age'])}")
+            self.log.append((operation, given[operation if operation != "draw" else "max_age"]))
             getattr(self, operation)(given, seen)
         self.check_look(given, seen["look"], seen["every"])
 
@@ -833,11 +833,6 @@ def _observed(its):
     return its.S if isinstance(its, jr.TransitionBatch) else its
 
 
-def _brief(given):
-    """Arguments in one line."""
-    return " ".join(str(jax.tree.map(lambda x: np.asarray(x).tolist(), given)).split())[:300]
-
-
 def key_data(rng):
     return np.asarray(jax.random.key_data(jax.random.key(int(rng.integers(2**31)))))
 
@@ -883,7 +878,7 @@ class Run:
         for _ in range(self.steps // length):
             given = [[lane.given() for _ in range(length)] for lane in self.lanes]
             for lane in self.lanes:
-                lane.log.append(f"-- {mode}")
+                lane.log.append((mode, ()))
             of_steps = [stack(*x) if self.vmap else x[0] for x in zip(*given, strict=True)]
             arguments = stack(*of_steps) if mode == "scan" else of_steps[0]
             self.carry, seen = self.program(mode)(self.carry, arguments)
@@ -895,7 +890,7 @@ class Run:
 
     def event(self, name, folder):
         for lane in self.lanes:
-            lane.log.append(f"-- {name}")
+            lane.log.append((name, ()))
         getattr(self, name)(folder)
         for lane, carry in zip(self.lanes, self.parts(), strict=True):
             lane.happened[name] += 1
@@ -965,8 +960,7 @@ class Run:
             found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
             self.lanes[0].check_diagnostics(jax.device_get(found))
         except BaseException as error:
-            error.add_note(f"configuration {self.name}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}")
-            for k, lane in enumerate(self.lanes):
-                error.add_note(f"lane {k}, the last operations:\n" + "\n".join(lane.log))
+            about = f"configuration {self.name}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}"
+            twins.note(error, about, self.lanes)
             raise
         return self.lanes[0].happened

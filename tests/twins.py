@@ -105,10 +105,29 @@ def check_items(got, expected):
         np.testing.assert_array_equal(got["x"][row].reshape(-1, 2), np.stack([x, -x], axis=1))
 
 
+def brief(arguments):
+    """Arguments in one line."""
+
+    def plain(x):
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x).tolist()
+
+    return " ".join(str(jax.tree.map(plain, arguments)).split())[:300]
+
+
+def note(error, about, lanes):
+    """Add to an error what was run, and the last operations of each lane, with their arguments."""
+    error.add_note(about)
+    for k, lane in enumerate(lanes):
+        operations = [f"{name}: {brief(arguments)}" for name, arguments in lane.log]
+        error.add_note(f"lane {k}, the last operations:\n" + "\n".join(operations))
+
+
 class Lane:
-    """A twin, the names seen so far in its buffer, and counts of events."""
+    """A twin, the names seen so far in its buffer, counts of events, and the last operations."""
 
     def __init__(self, twin, rng):
+        self.log = collections.deque(maxlen=20)
         self.twin, self.rng, self.happened = twin, rng, collections.Counter()
         self.seen = [[] for _ in twin.shards]
         self.drawn = np.full(DRAWS, -1)
@@ -320,15 +339,12 @@ COUNTS = (0, 1, 2, 5)
 
 def counts_of(buffer):
     """The COUNTS that the buffer can hold; `can_sample` refuses others."""
-    sources = getattr(buffer, "buffers", (buffer,))
-    most = sum(source.num_slots * num_shards(source) for source in sources)
-    return [count for count in COUNTS if count <= most]
+    return [count for count in COUNTS if count <= buffer.num_slots * num_shards(buffer)]
 
 
 def rows_of(buffer):
     """DRAWS, or as many as can be drawn if each is drawn once."""
-    is_distinct = not hasattr(buffer, "buffers") and unsharded(buffer).sampler.is_distinct
-    return min(DRAWS, unsharded(buffer).num_slots) if is_distinct else DRAWS
+    return min(DRAWS, unsharded(buffer).num_slots) if unsharded(buffer).sampler.is_distinct else DRAWS
 
 
 def change(buffer, state, given):
@@ -341,13 +357,6 @@ def change(buffer, state, given):
     return buffer.set(state, indices, values, mask=mask)
 
 
-def named_again(buffer, state, indices):
-    """Handles of the slots of items."""
-    if hasattr(buffer, "named_again"):
-        return buffer.named_again(state, indices)
-    return buffer.handles(state, buffer.slots(state, indices))
-
-
 def look(buffer, num_newest, ages, state, given):
     first, second = jax.random.split(given["key"])
     seen = {
@@ -355,7 +364,7 @@ def look(buffer, num_newest, ages, state, given):
         "slots": buffer.slots(state, given["read"]),
         "age": buffer.age(state, given["read"]),
         "priorities": buffer.priorities(state, given["read"]),
-        "handles": named_again(buffer, state, given["read"]),
+        "handles": buffer.handles(state, buffer.slots(state, given["read"])),
         "size": buffer.size(state),
         "is_empty": buffer.is_empty(state),
         "is_full": buffer.is_full(state),
@@ -377,6 +386,10 @@ def whole_pass(buffer, num_batches, state, key):
     return jax.lax.map(lambda step: buffer.epoch(state, key, PASS, step=step), jnp.arange(num_batches))
 
 
+def in_turn(buffer, num_batches, state, key):
+    return stack(*[buffer.epoch(state, key, PASS, step=step) for step in range(num_batches)])
+
+
 class Run:
     """Runs steps of one configuration; `mode` is "jit", "eager" or "vmap".
 
@@ -393,16 +406,17 @@ class Run:
         self, buffer, state, make_twin, add, *names, mode="jit", num_newest=0, ages=True, seed=seeds.SEED, lane=Lane
     ):
         self.buffer, self.add, self.mode, self.names, self.seed = buffer, add, mode, names, seed
-        num_lanes = 3 if mode == "vmap" else 1
+        num_lanes = 2 if mode == "vmap" else 1
         self.lanes = [lane(make_twin(), seeds.rng(*map(str, names), k, seed=seed)) for k in range(num_lanes)]
         self.state = jax.tree.map(lambda x: jnp.stack([x] * num_lanes), state) if mode == "vmap" else state
         capacity = max(shard.num_slots for shard in self.lanes[0].twin.shards)
+        assert buffer.num_slots == capacity
         num_batches = -(-capacity // (PASS // num_shards(buffer))) + 1
         wrap = {"jit": jax.jit, "vmap": lambda f: jax.jit(jax.vmap(f)), "eager": lambda f: f}[mode]
         self.change = wrap(functools.partial(change, buffer))
         self.clear = wrap(buffer.clear)
         self.look = wrap(functools.partial(look, buffer, num_newest, ages))
-        self.whole_pass = wrap(functools.partial(whole_pass, buffer, num_batches))
+        self.whole_pass = wrap(functools.partial(whole_pass if mode != "eager" else in_turn, buffer, num_batches))
 
     def given(self, lane, number):
         length = getattr(unsharded(self.buffer), "sequence_length", None)
@@ -414,6 +428,7 @@ class Run:
         lane.remember()
         given["update"] = lane.update()
         given["set"] = lane.set(length)
+        lane.log.extend(given.items())
         looked = {
             "read": lane.names(DRAWS, 0.4),
             "max_age": np.int32(
@@ -428,6 +443,7 @@ class Run:
             self.state = self.clear(self.state)
             for lane in self.lanes:
                 lane.twin.clear()
+                lane.log.append(("clear", ()))
         given, looked = zip(*(self.given(lane, number) for lane in self.lanes), strict=True)
         stacked = (stack(*x) if self.mode == "vmap" else x[0] for x in (given, looked))
         given, asked = stacked
@@ -443,7 +459,7 @@ class Run:
         seen = jax.device_get(self.look(self.state, asked))
         for k, lane in enumerate(lanes):
             lane.check_seen(of_lane(seen, k), looked[k])
-        if number % 4 == 3 and hasattr(self.buffer, "epoch"):
+        if number % 4 == 3:
             batches = jax.device_get(self.whole_pass(self.state, asked["key"]))
             for k, lane in enumerate(lanes):
                 lane.check_pass(of_lane(batches, k))
@@ -454,7 +470,7 @@ class Run:
             try:
                 self.step(number)
             except BaseException as error:
-                error.add_note(f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}")
+                note(error, f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}", self.lanes)
                 raise
         return self.lanes[0].happened
 

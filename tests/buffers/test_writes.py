@@ -181,38 +181,6 @@ def test_parts_of_a_transition_batch_are_written():
         np.testing.assert_array_equal(leaf, x)
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("kind", [rarely("replay"), "sequence"])
-def test_writes_agree_in_eager_calls_jit_and_vmap(kind):
-    if kind == "replay":
-        buffer = jr.ReplayBuffer(capacity=8, sampler=PER(max_priority="stored"), axes=2, donate=False)
-        add = {"td_errors": np.array([[0.5, np.nan, 3.0]], np.float32)}
-    else:
-        buffer = jr.SequenceBuffer(length=5, num_envs=3, sequence_length=2, sampler=PER(), donate=False)
-        add = {"ends": np.array([[True, False, False]]), "td_errors": np.array([[0.5, np.nan, 3.0]], np.float32)}
-
-    def write(state, batch, key):
-        state = buffer.add(state, batch, **add)
-        handles = buffer.newest(state, 4)
-        drawn = buffer.sample(state, key, 4)
-        state = buffer.set(state, drawn.indices, {"id": drawn.items["id"] + 1, "x": None})
-        return buffer.update(state, handles, np.arange(4, dtype=np.float32)), handles
-
-    jitted, vmapped = jax.jit(write), jax.jit(jax.vmap(write))
-    states = [buffer.add(buffer.init(ids(0, 1, 3)), ids(0, 1, 3)) for _ in range(2)]
-    stacked = stack(*states)
-    for t in range(4):
-        batches, keys = [ids(6 * t, 1, 3), ids(6 * t + 3, 1, 3)], jax.random.split(jax.random.key(t), 2)
-        found = vmapped(stacked, stack(*batches), keys)
-        for seed in range(2):
-            eager = write(states[seed], batches[seed], keys[seed])
-            chex.assert_trees_all_equal(eager, jitted(states[seed], batches[seed], keys[seed]))
-            chex.assert_trees_all_equal(eager, at(found, seed))
-            states[seed] = eager[0]
-        stacked = found[0]
-    assert jitted._cache_size() == 1
-
-
 @pytest.mark.parametrize("num_shards", [0, 2])
 def test_a_rollout_is_inserted_in_order_of_time(num_shards):
     flat, rollouts = (jr.ReplayBuffer(capacity=24, sampler=PER(), axes=axes) for axes in (1, 2))

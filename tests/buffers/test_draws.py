@@ -235,12 +235,34 @@ def test_the_key_of_an_epoch_may_be_used_again():
             jax.jit(passes).trace(state, key)
 
 
+@pytest.mark.parametrize("alpha", [0.0, rarely(1.0)])
+def test_the_weighted_mean_of_systematic_draws_is_unbiased(alpha):
+    """With equal priorities it varies less than that of independent draws.
+
+    Items in order of time are a trend. For a trend stratified draws vary least (Cochran 1977, Sampling Techniques,
+    section 8.4).
+    """
+    variance = {}
+    for kind in (False, True, "systematic"):
+        sampler = jr.Prioritized(alpha=alpha, beta=1.0, normalize=None, stratified=kind, epsilon=0.01)
+        buffer, state, _ = replay(sampler, 24)
+        draw = jax.jit(jax.vmap(lambda key, b=buffer, s=state: b.sample(s, key, 16)))
+        sample = jax.device_get(draw(jax.random.split(seeds.key(6), 4000)))
+        means = np.mean(sample.weights * np.asarray(sample.items["id"], np.float64), axis=1)
+        assert abs(means.mean() - 11.5) < 4 * means.std() / np.sqrt(len(means))
+        variance[kind] = means.var()
+    if alpha == 0:
+        assert variance[True] < variance["systematic"] < variance[False] / 5
+
+
 @pytest.mark.versions
 def test_wrong_arguments():
     buffer, state, _ = replay(PER(), 10)
     key = jax.random.key(0)
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
     rejects("replacement=0: must be True or False", jr.Uniform, replacement=0)
+    for stratified in ("sytematic", None, 2):
+        rejects(r'stratified=.*: must be True, False or "systematic"', jr.Prioritized, stratified=stratified)
     rejects('windows=\'whole\': must be "any", "cut", "inside" or "episodes"', sequence, windows="whole")
     rejects('stride=2: must be 1 with windows="episodes"', sequence, windows="episodes", stride=2)
     rejects("max_age=0: must be an integer from 1", buffer.sample, state, key, 4, max_age=0)

@@ -4,7 +4,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import big_copies, compiled, items, numbers, rarely, rejects
+from helpers import big_copies, compiled, numbers, rarely, rejects
 from jax import lax
 from scipy import stats
 from twins import draws_of
@@ -124,9 +124,6 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
 
 
-# --- against the twin
-
-
 # --- handles
 
 
@@ -241,20 +238,7 @@ def test_an_addition_costs_the_same_at_any_capacity_and_loops_over_nothing():
     assert large.memory_analysis().temp_size_in_bytes <= small.memory_analysis().temp_size_in_bytes + 1024
 
 
-# --- checkpoints, and what is refused
-
-
-def test_a_saved_state_goes_on_as_it_would_have(tmp_path):
-    buffer = jr.ReservoirBuffer(capacity=5, sampler=PRIORITIZED, donate=False)
-    state = buffer.add(buffer.init(items(numbers(0, 9))), items(numbers(0, 9)), jax.random.key(0))
-    state = state.replace(count=words(2**32 - 3))
-    jr.save(tmp_path / "run", buffer, state)
-    restored = jr.restore(tmp_path / "run", buffer, state)
-    ends = [buffer.add(s, items(numbers(9, 9)), jax.random.key(1)) for s in (state, restored)]
-    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
-        np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match=r"config\.capacity: saved 5, given 6"):
-        jr.restore(tmp_path / "run", jr.ReservoirBuffer(capacity=6, sampler=PRIORITIZED), state)
+# --- what is refused
 
 
 @pytest.mark.versions
@@ -263,9 +247,7 @@ def test_wrong_arguments():
     state = buffer.init({"x": np.zeros((2, 3))})
     rows = {"x": np.zeros((2, 3))}
     for wrong, message in [
-        ({"x": np.zeros((2, 4))}, r"leaf \['x'\]: got float\d+\[4\], the buffer stores float\d+\[3\]"),
         ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
-        ((1.0, rows), r"wrong structure: give the tuple's element \[1\] alone"),
         ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
     ]:
         rejects(message, buffer.add, state, wrong, key)

@@ -135,21 +135,6 @@ def test_the_joint_weighted_mean_is_unbiased(stratified):
 DISTINCT = jr.Uniform(replacement=False)
 
 
-@pytest.mark.parametrize(
-    "first", [lambda buffer: buffer, lambda buffer: over_devices(buffer, 1)], ids=["plain", "one shard"]
-)
-def test_the_joint_weighted_mean_of_few_distinct_items(first):
-    buffer = REPLAY(capacity=8, sampler=DISTINCT)
-    mixture = jr.Mixture(buffers=(first(buffer), buffer), weights="joint")
-    state = mixture.init(np.zeros(3, np.float32))
-    for k, values in enumerate(([100, 101, 102], [0, 1, 2])):
-        state = mixture.add(state, k, np.array(values, np.float32))
-    drawn = mixture.sample(state, jax.random.key(0), 16)
-    weights, values = np.asarray(drawn.weights), np.asarray(drawn.items)
-    assert np.mean(weights * values) == pytest.approx(51)
-    assert np.sum(weights * values) / np.sum(weights) == pytest.approx(51)
-
-
 @dataclasses.dataclass(frozen=True)
 class Halves(jr.Uniform):
     """A law of one's own that leaves every other row empty."""
@@ -223,30 +208,6 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     np.testing.assert_array_equal(drawn.items.idx, drawn.indices)
     assert drawn.items.W.dtype == np.float32
     np.testing.assert_allclose(drawn.items.W, (2 + drawn.items.S if stored else 1) * drawn.weights, rtol=1e-6)
-
-
-def test_mixtures_of_sequences():
-    buffers = SEQUENCE(length=8, num_envs=2, sampler=PER()), SEQUENCE(length=10, num_envs=1)
-    mixture = jr.Mixture(buffers=buffers, shares=(3, 2), weights="joint")
-    steps = items(numbers(0, 12).reshape(6, 2))
-
-    def calls():
-        state = mixture.add(mixture.init(jax.eval_shape(lambda: steps)), 0, steps)
-        state = mixture.add(state, 1, items(numbers(1000, 7).reshape(7, 1)), ends=np.zeros((7, 1), bool))
-        drawn = mixture.sample(state, jax.random.key(0), 10)
-        values = {"id": None, "x": jnp.zeros_like(drawn.items["x"])}
-        zero = mixture.get(mixture.set(state, drawn.indices, values, mask=drawn.mask), drawn.indices)
-        return drawn, mixture.get(state, drawn.indices), zero, mixture.size(state)
-
-    drawn, got, zero, size = once(calls)
-    assert (drawn.items["x"].shape, drawn.mask.shape) == ((10, 3, 2), (10, 3))
-    source = drawn.items["id"][:, 0] // 1000
-    np.testing.assert_array_equal(source, [0] * 6 + [1] * 4)
-    step = np.where(source == 0, 2, 1)
-    np.testing.assert_array_equal(np.diff(drawn.items["id"]), np.stack([step, step], axis=1))
-    assert (size, drawn.weights.max()) == (8 + 5, 1)
-    chex.assert_trees_all_equal(got, drawn.items)
-    assert not np.any(zero["x"])
 
 
 def test_strict_settings():
@@ -357,41 +318,6 @@ def test_saved_and_restored(tmp_path):
     rejects(r"old_buffer=.*: must be .* migrate the buffers of a Mixture one by one", jr.migrate, mixture, state, other)
 
 
-def test_configurations_are_hashable_and_frozen():
-    buffers = REPLAY(capacity=12, sampler=PER(normalize=None)), REPLAY(capacity=9)
-    one, two = (jr.Mixture(buffers=buffers, shares=shares) for shares in ((1, 3), (0.25, 0.75)))
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one != dataclasses.replace(one, weights="joint")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.shares = (1.0, 1.0)
-    assert all(type(share) is float for share in one.shares)
-
-
-def test_rows_in_any_order_and_number():
-    """TD errors of a shuffled part of two draws, joined, go to the items that they are of, also under vmap and scan."""
-    mixture, state = pair()
-
-    def priorities(key):
-        draws = [mixture.sample(state, its, 8) for its in jax.random.split(key)]
-        handles, ids = (jnp.concatenate(x) for x in zip(*[(x.indices, x.items["id"]) for x in draws], strict=True))
-        order = jax.random.permutation(key, 16)[:11]
-
-        def learn(state, row):
-            return mixture.update(state, handles[row][None], 100.0 + ids[row][None]), None
-
-        learnt = mixture.update(state, handles[order], 100.0 + ids[order])
-        in_turn = jax.lax.scan(learn, state, order)[0]
-        found = jnp.stack([mixture.priorities(x, handles) for x in (learnt, in_turn, state)])
-        return found, ids, jnp.isin(handles, handles[order])
-
-    found, ids, is_learnt = once(jax.vmap(priorities), jax.random.split(jax.random.key(0), 3))
-    expected = np.where(is_learnt, 100.01 + ids, found[:, 2])
-    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-5)
-    np.testing.assert_allclose(found[:, 1], expected, rtol=1e-5)
-    assert 10 < is_learnt.sum() < 48
-
-
 def test_handles_of_slots_and_of_a_source_alone():
     mixture, state = pair()
     for k, buffer in enumerate(mixture.buffers):
@@ -482,25 +408,3 @@ def test_a_training_step_copies_no_storage():
     scan = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys), donate_argnums=0)
     program = compiled(scan, state, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
     assert big_copies(program.as_text(), num_items) == []
-
-
-def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path):
-    """Of several seeds, stacked, as in `examples/studies/rae.py`."""
-    own, keys, shape = jr.ReplayBuffer(capacity=8), jax.random.split(jax.random.key(0), 3), np.zeros(1, np.float32)
-    mixture = jr.Mixture(buffers=(own, own), shares=(0.5, 0.5))
-
-    def first(seed):
-        return own.add(own.init(shape), 100 * seed + np.arange(1, 5, dtype=np.float32))
-
-    def second(key, saved):
-        replay = mixture.add((mixture.init(shape)[0], saved), 0, -np.arange(1, 4, dtype=np.float32))
-        return mixture.sample(replay, key, 64).items, replay[1]
-
-    earlier = jax.jit(jax.vmap(first))(np.arange(3, dtype=np.float32))
-    jr.save(tmp_path / "replay", own, earlier)
-    saved = jr.restore(tmp_path / "replay", own, earlier)
-    drawn, kept = jax.device_get(jax.jit(jax.vmap(second))(keys, saved))
-    chex.assert_trees_all_equal(jax.device_get(earlier), jax.device_get(saved), kept)
-    for seed, rows in enumerate(drawn):
-        assert {*rows[:32]} == {-1, -2, -3}
-        assert {*rows[32:]} == {100 * seed + k for k in range(1, 5)}

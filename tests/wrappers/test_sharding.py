@@ -276,7 +276,7 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
 
 def test_each_device_holds_one_part_of_the_state():
     whole = sum(x.nbytes for x in jax.tree.leaves(BUFFERS["uniform"][0].init(ITEMS).storage))
-    for num_shards in (1, 2, 4, 8):
+    for num_shards in (1, 4):
         state = over_devices(BUFFERS["uniform"][0], num_shards).init(ITEMS)
         for device in jax.devices("cpu")[:num_shards]:
             held = [

@@ -872,6 +872,7 @@ class Run:
             self.programs[key] = self.wrapped(functools.partial(step, self.plan), mode)
         return self.programs[key]
 
+    @twins.strict()
     def segment(self, mode):
         """Some steps, one by one or in two scans."""
         length = self.steps // 2 if mode == "scan" else 1

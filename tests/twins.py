@@ -5,6 +5,7 @@ each with its own twin.
 """
 
 import collections
+import contextlib
 import functools
 
 import helpers
@@ -390,8 +391,15 @@ def in_turn(buffer, num_batches, state, key):
     return stack(*[buffer.epoch(state, key, PASS, step=step) for step in range(num_batches)])
 
 
+@contextlib.contextmanager
+def strict():
+    """Settings that some users have: what JAX would broadcast or promote by itself is an error."""
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
 class Run:
-    """Runs steps of one configuration; `mode` is "jit", "eager" or "vmap".
+    """Runs steps of one configuration under strict settings; `mode` is "jit", "eager" or "vmap".
 
     Attributes:
       buffer, state: the buffer, and an empty state.
@@ -438,6 +446,7 @@ class Run:
         }
         return given, looked
 
+    @strict()
     def step(self, number):
         if number % 60 == 5:
             self.state = self.clear(self.state)

@@ -68,26 +68,6 @@ def test_what_is_stored_has_the_law_of_algorithm_r(name):
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
-COUNTS = [2**31 - 2**16, 2**32 - 2**16, 2**33 + 12345, rarely(2**30), rarely(2**40)]
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("count", COUNTS)
-def test_the_law_holds_for_billions_of_items(count):
-    """Many rows, which begin below a power of two and end above it."""
-    capacity, rows = 2**29, 3 * 2**16
-    slots = np.asarray(slots_of(np.int32(capacity), words(count), numbers(1, rows), seeds.key(5), capacity))
-    chance = capacity / (count + 1.0 + np.arange(rows))
-    bins = np.bincount(np.minimum(slots, capacity) // (capacity // 16), minlength=17)
-    expected = np.append(np.full(16, chance.sum() / 16), (1 - chance).sum())
-    assert stats.chisquare(bins, expected).pvalue > 1e-4
-    stored = slots < capacity
-    halves, mean = stored.reshape(2, -1).sum(axis=1), chance.reshape(2, -1).sum(axis=1)
-    spread = (chance * (1 - chance)).reshape(2, -1).sum(axis=1)
-    assert stats.chi2.sf(np.sum((halves - mean) ** 2 / spread), 2) > 1e-4
-    assert stats.chisquare(np.bincount(slots[stored] % 3, minlength=3)).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("count", [0, 5, 2**31 - 1000, 2**32 - 1000, 2**63 - 7, 2**64 - 1000])
 def test_draws_are_exact_whatever_the_count(count):
     """Compared with integers of any length; at the end the count stops."""

@@ -210,22 +210,6 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     np.testing.assert_allclose(drawn.items.W, (2 + drawn.items.S if stored else 1) * drawn.weights, rtol=1e-6)
 
 
-def test_strict_settings():
-    """What JAX would broadcast or promote by itself is an error; nothing is compiled."""
-    buffers = REPLAY(capacity=8, sampler=PER()), REPLAY(capacity=6)
-    mixture = jr.Mixture(buffers=buffers, weights="joint")
-    batch = jr.TransitionBatch(*[np.zeros(4, np.float32)] * 6, W=np.ones(4, np.float16))
-
-    def step(key):
-        state = mixture.add(mixture.init(batch), 1, batch)
-        drawn = mixture.sample(state, key, 5)
-        return drawn, mixture.update(state, drawn.indices, drawn.weights)
-
-    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        drawn, _ = jax.eval_shape(step, jax.random.key(0))
-    assert drawn.items.W.dtype == np.float32
-
-
 def test_empty_mixtures():
     mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
     empty = mixture.init(items(numbers(0, 1)))

@@ -314,19 +314,22 @@ class Lane:
             priority = leaf ** (1 / alpha) if alpha > 0 else float(leaf > 0)
             np.testing.assert_allclose(seen["priorities"][row], priority, rtol=1e-4)
 
-    def check_seen(self, seen, given):
-        """Check the values read from the buffer after a step."""
+    def check_sizes(self, seen, counts):
+        """Check sizes, whether so many rows can be drawn, and the newest items."""
         twin = self.twin
-        assert seen["size"] == twin.size
-        assert seen["is_empty"] == (twin.size == 0)
+        assert (seen["size"], seen["is_empty"]) == (twin.size, twin.size == 0)
         assert seen["is_full"] == all(shard.is_full for shard in twin.shards)
-        counts = COUNTS[: len(seen["can_sample"])]  # those that `counts_of` gives
-        assert seen["can_sample"].tolist() == [twin.size >= count for count in counts]
+        for can_sample, count in zip(seen["can_sample"], counts, strict=False):  # those that the buffer can hold
+            assert can_sample == (twin.size >= count)
         if "newest" in seen:
             own = len(seen["newest"]) // len(twin.shards)
             for k, part in enumerate(np.split(seen["newest"], len(twin.shards))):
                 assert part.tolist() == ([-1] * own + twin.names(k, twin.shards[k].handles))[-own:]
-        rows = [(shard, handle) for shard, handle in twin.rows(given["read"])]
+
+    def check_seen(self, seen, given):
+        """Check the values read from the buffer after a step."""
+        self.check_sizes(seen, COUNTS)
+        rows = [(shard, handle) for shard, handle in self.twin.rows(given["read"])]
         check_items(seen["read"], [shard.items(h) if h in shard.leaf else None for shard, h in rows])
         self.check_look_ups(seen, given["read"], rows)
         self.check_draw(seen["sample"])

@@ -78,11 +78,11 @@ def test_shards_do_what_their_twins_do(sampler):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("num_shards", [8, *map(rarely, [1, 2, 4])])
-@pytest.mark.parametrize("sampler", [rarely(jr.Uniform()), jr.Prioritized(beta=1.0, normalize=None)])
-def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
-    sharded = over_devices(jr.ReplayBuffer(capacity=64, sampler=sampler), num_shards)
-    mask = np.arange(8) < 5  # with 8 shards three are empty
+@pytest.mark.parametrize("sampler", [jr.Prioritized(beta=1.0, normalize=None), rarely(jr.Uniform())])
+def test_weighted_means_are_unbiased_with_uneven_shards(sampler):
+    """Of eight shards three are empty."""
+    sharded = over_devices(jr.ReplayBuffer(capacity=64, sampler=sampler), 8)
+    mask = np.arange(8) < 5
     state = sharded.init(ITEMS)  # eager: JAX 0.7 aborts over all of this as one program
     for t in range(4):
         state = sharded.add(state, items(8 * t + np.arange(8)), mask=mask)
@@ -103,8 +103,6 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
         error = estimates.mean() - truth
         deviation = estimates.std() / np.sqrt(len(estimates))
         assert abs(error) < 1e-5 * truth or 2 * norm.sf(abs(error) / deviation) > 1e-4
-    if isinstance(sampler, jr.Uniform) and num_shards in (2, 4):
-        assert len(np.unique(np.asarray(sample.weights))) > 1
 
 
 def test_the_weighted_mean_of_two_items_beside_eight():

@@ -60,21 +60,6 @@ def test_migration_keeps_what_may_be_drawn(windows):
     assert drawable(longer, longer.add(moved, steps, ends=ends, drawable=told)) == drawable_by(twin)
 
 
-def test_td_errors_and_mixtures_know_of_such_rows():
-    buffer = jr.SequenceBuffer(gaps=True, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), **SIZES)
-    mixture = jr.Mixture(buffers=(buffer, buffer))
-    state = mixture.init(STEPS[0])
-    td_errors = np.arange(1.0, 1 + T * ENVS, dtype=np.float32).reshape(T, ENVS)
-    drawable = np.ones((T, ENVS), bool)
-    drawable[1, 0] = False
-    state = mixture.add(state, 1, STEPS[0], td_errors=td_errors, drawable=drawable)
-    assert mixture.sizes(state) == (0, 2 * ENVS - 2)
-    # Row k is of the k-th sequence that these steps complete: of the steps k and k + 1.
-    sample = jax.device_get(mixture.buffers[1].sample(state[1], KEY, 64))
-    of_sequence = td_errors[sample.items[:, 0] // ENVS, sample.items[:, 0] % ENVS]
-    np.testing.assert_allclose(sample.probabilities, of_sequence / td_errors[:2, 1:].sum(), rtol=1e-6)
-
-
 def test_a_buffer_is_not_told_of_such_rows_by_mistake():
     buffer = jr.SequenceBuffer(**SIZES)
     state = buffer.init(STEPS[0])

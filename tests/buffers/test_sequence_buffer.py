@@ -118,27 +118,6 @@ def test_a_draw_where_no_sequence_may_be_drawn_says_so():
         rejects(rf"no stored sequence may be drawn \({rule}\); add steps", buffer.sample, state, jax.random.key(0), 4)
 
 
-def test_dtypes_and_structure_are_kept():
-    steps = {
-        "frame": np.ones((4, 2, 8, 8), jnp.uint8),
-        "latent": np.full((4, 2, 3), 1.5, jnp.bfloat16),
-        "carry": (np.ones((4, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)),
-        "key": jax.random.split(jax.random.key(0), (4, 2)),
-        "nothing": np.ones((4, 2, 3, 0), np.uint8),
-    }
-    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
-    state = buffer.add(buffer.init(jax.eval_shape(lambda: steps)), steps)
-    sample = buffer.sample(state, jax.random.key(1), 5)
-    for got, given_leaf in zip(jax.tree.leaves(sample.items), jax.tree.leaves(steps), strict=True):
-        assert got.shape == (5, 3, *given_leaf.shape[2:])
-        assert got.dtype == given_leaf.dtype
-    assert np.all(np.asarray(sample.items["latent"]) == 1.5)
-    start, env = np.asarray(sample.indices) // 2, np.asarray(sample.indices) % 2
-    keys = np.asarray(jax.random.key_data(steps["key"]))
-    expected = keys[start[:, None] + np.arange(3), env[:, None]]
-    np.testing.assert_array_equal(jax.random.key_data(sample.items["key"]), expected)
-
-
 def test_storage_costs_one_observation_a_step():
     """A million 84x84 frames, of which stacks of 4 and 3-step transitions are drawn, cost 7 GB."""
     num_envs, length = 64, 2**20 // 64

@@ -21,10 +21,9 @@ BUDGETS = {
     "test_documentation.py": 340,
     "test_docstrings.py": 300,
     "test_storage.py": 110,
-    "test_contract.py": 200,  # 20 for each kind of buffer
+    "test_contract.py": 150,  # 20 for each kind of buffer
     "test_testing.py": 150,
     "test_migration.py": 100,
-    "test_look_ups.py": 90,
     "test_every_sampler.py": 220,  # 45 for each sampler; a new one fits
 }
 PROPERTY = "meter"

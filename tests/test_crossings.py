@@ -21,7 +21,7 @@ def test_options_that_meet_with_a_new_seed(tmp_path, number):
 
 
 def run_one(folder, number, seed):
-    happened = crossings.Run(number, seed).run(folder)
+    happened = crossings.Run(crossings.configurations()[0][number], number, seed).run(folder)
     assert happened["steps"] >= crossings.STEPS
     check_happened(happened, LEAST, happened["steps"])
 

@@ -5,6 +5,7 @@ each with its own twin.
 """
 
 import collections
+import contextlib
 import functools
 
 import helpers
@@ -105,10 +106,29 @@ def check_items(got, expected):
         np.testing.assert_array_equal(got["x"][row].reshape(-1, 2), np.stack([x, -x], axis=1))
 
 
+def brief(arguments):
+    """Arguments in one line."""
+
+    def plain(x):
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x).tolist()
+
+    return " ".join(str(jax.tree.map(plain, arguments)).split())[:300]
+
+
+def note(error, about, lanes):
+    """Add to an error what was run, and the last operations of each lane, with their arguments."""
+    error.add_note(about)
+    for k, lane in enumerate(lanes):
+        operations = [f"{name}: {brief(arguments)}" for name, arguments in lane.log]
+        error.add_note(f"lane {k}, the last operations:\n" + "\n".join(operations))
+
+
 class Lane:
-    """A twin, the names seen so far in its buffer, and counts of events."""
+    """A twin, the names seen so far in its buffer, counts of events, and the last operations."""
 
     def __init__(self, twin, rng):
+        self.log = collections.deque(maxlen=20)
         self.twin, self.rng, self.happened = twin, rng, collections.Counter()
         self.seen = [[] for _ in twin.shards]
         self.drawn = np.full(DRAWS, -1)
@@ -294,19 +314,22 @@ class Lane:
             priority = leaf ** (1 / alpha) if alpha > 0 else float(leaf > 0)
             np.testing.assert_allclose(seen["priorities"][row], priority, rtol=1e-4)
 
-    def check_seen(self, seen, given):
-        """Check the values read from the buffer after a step."""
+    def check_sizes(self, seen, counts):
+        """Check sizes, whether so many rows can be drawn, and the newest items."""
         twin = self.twin
-        assert seen["size"] == twin.size
-        assert seen["is_empty"] == (twin.size == 0)
+        assert (seen["size"], seen["is_empty"]) == (twin.size, twin.size == 0)
         assert seen["is_full"] == all(shard.is_full for shard in twin.shards)
-        counts = COUNTS[: len(seen["can_sample"])]  # those that `counts_of` gives
-        assert seen["can_sample"].tolist() == [twin.size >= count for count in counts]
+        for can_sample, count in zip(seen["can_sample"], counts, strict=False):  # those that the buffer can hold
+            assert can_sample == (twin.size >= count)
         if "newest" in seen:
             own = len(seen["newest"]) // len(twin.shards)
             for k, part in enumerate(np.split(seen["newest"], len(twin.shards))):
                 assert part.tolist() == ([-1] * own + twin.names(k, twin.shards[k].handles))[-own:]
-        rows = [(shard, handle) for shard, handle in twin.rows(given["read"])]
+
+    def check_seen(self, seen, given):
+        """Check the values read from the buffer after a step."""
+        self.check_sizes(seen, COUNTS)
+        rows = [(shard, handle) for shard, handle in self.twin.rows(given["read"])]
         check_items(seen["read"], [shard.items(h) if h in shard.leaf else None for shard, h in rows])
         self.check_look_ups(seen, given["read"], rows)
         self.check_draw(seen["sample"])
@@ -320,15 +343,12 @@ COUNTS = (0, 1, 2, 5)
 
 def counts_of(buffer):
     """The COUNTS that the buffer can hold; `can_sample` refuses others."""
-    sources = getattr(buffer, "buffers", (buffer,))
-    most = sum(source.num_slots * num_shards(source) for source in sources)
-    return [count for count in COUNTS if count <= most]
+    return [count for count in COUNTS if count <= buffer.num_slots * num_shards(buffer)]
 
 
 def rows_of(buffer):
     """DRAWS, or as many as can be drawn if each is drawn once."""
-    is_distinct = not hasattr(buffer, "buffers") and unsharded(buffer).sampler.is_distinct
-    return min(DRAWS, unsharded(buffer).num_slots) if is_distinct else DRAWS
+    return min(DRAWS, unsharded(buffer).num_slots) if unsharded(buffer).sampler.is_distinct else DRAWS
 
 
 def change(buffer, state, given):
@@ -341,13 +361,6 @@ def change(buffer, state, given):
     return buffer.set(state, indices, values, mask=mask)
 
 
-def named_again(buffer, state, indices):
-    """Handles of the slots of items."""
-    if hasattr(buffer, "named_again"):
-        return buffer.named_again(state, indices)
-    return buffer.handles(state, buffer.slots(state, indices))
-
-
 def look(buffer, num_newest, ages, state, given):
     first, second = jax.random.split(given["key"])
     seen = {
@@ -355,7 +368,7 @@ def look(buffer, num_newest, ages, state, given):
         "slots": buffer.slots(state, given["read"]),
         "age": buffer.age(state, given["read"]),
         "priorities": buffer.priorities(state, given["read"]),
-        "handles": named_again(buffer, state, given["read"]),
+        "handles": buffer.handles(state, buffer.slots(state, given["read"])),
         "size": buffer.size(state),
         "is_empty": buffer.is_empty(state),
         "is_full": buffer.is_full(state),
@@ -377,8 +390,19 @@ def whole_pass(buffer, num_batches, state, key):
     return jax.lax.map(lambda step: buffer.epoch(state, key, PASS, step=step), jnp.arange(num_batches))
 
 
+def in_turn(buffer, num_batches, state, key):
+    return stack(*[buffer.epoch(state, key, PASS, step=step) for step in range(num_batches)])
+
+
+@contextlib.contextmanager
+def strict():
+    """Settings that some users have: what JAX would broadcast or promote by itself is an error."""
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
 class Run:
-    """Runs steps of one configuration; `mode` is "jit", "eager" or "vmap".
+    """Runs steps of one configuration under strict settings; `mode` is "jit", "eager" or "vmap".
 
     Attributes:
       buffer, state: the buffer, and an empty state.
@@ -393,16 +417,17 @@ class Run:
         self, buffer, state, make_twin, add, *names, mode="jit", num_newest=0, ages=True, seed=seeds.SEED, lane=Lane
     ):
         self.buffer, self.add, self.mode, self.names, self.seed = buffer, add, mode, names, seed
-        num_lanes = 3 if mode == "vmap" else 1
+        num_lanes = 2 if mode == "vmap" else 1
         self.lanes = [lane(make_twin(), seeds.rng(*map(str, names), k, seed=seed)) for k in range(num_lanes)]
         self.state = jax.tree.map(lambda x: jnp.stack([x] * num_lanes), state) if mode == "vmap" else state
         capacity = max(shard.num_slots for shard in self.lanes[0].twin.shards)
+        assert buffer.num_slots == capacity
         num_batches = -(-capacity // (PASS // num_shards(buffer))) + 1
         wrap = {"jit": jax.jit, "vmap": lambda f: jax.jit(jax.vmap(f)), "eager": lambda f: f}[mode]
         self.change = wrap(functools.partial(change, buffer))
         self.clear = wrap(buffer.clear)
         self.look = wrap(functools.partial(look, buffer, num_newest, ages))
-        self.whole_pass = wrap(functools.partial(whole_pass, buffer, num_batches))
+        self.whole_pass = wrap(functools.partial(whole_pass if mode != "eager" else in_turn, buffer, num_batches))
 
     def given(self, lane, number):
         length = getattr(unsharded(self.buffer), "sequence_length", None)
@@ -414,6 +439,7 @@ class Run:
         lane.remember()
         given["update"] = lane.update()
         given["set"] = lane.set(length)
+        lane.log.extend(given.items())
         looked = {
             "read": lane.names(DRAWS, 0.4),
             "max_age": np.int32(
@@ -423,11 +449,13 @@ class Run:
         }
         return given, looked
 
+    @strict()
     def step(self, number):
         if number % 60 == 5:
             self.state = self.clear(self.state)
             for lane in self.lanes:
                 lane.twin.clear()
+                lane.log.append(("clear", ()))
         given, looked = zip(*(self.given(lane, number) for lane in self.lanes), strict=True)
         stacked = (stack(*x) if self.mode == "vmap" else x[0] for x in (given, looked))
         given, asked = stacked
@@ -443,7 +471,7 @@ class Run:
         seen = jax.device_get(self.look(self.state, asked))
         for k, lane in enumerate(lanes):
             lane.check_seen(of_lane(seen, k), looked[k])
-        if number % 4 == 3 and hasattr(self.buffer, "epoch"):
+        if number % 4 == 3:
             batches = jax.device_get(self.whole_pass(self.state, asked["key"]))
             for k, lane in enumerate(lanes):
                 lane.check_pass(of_lane(batches, k))
@@ -454,7 +482,7 @@ class Run:
             try:
                 self.step(number)
             except BaseException as error:
-                error.add_note(f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}")
+                note(error, f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}", self.lanes)
                 raise
         return self.lanes[0].happened
 

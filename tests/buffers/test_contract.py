@@ -1,7 +1,6 @@
 """The contract of `jaxreplay.testing` over every buffer of the package, and what it does not check."""
 
 import contextlib
-import dataclasses
 import functools
 
 import chex
@@ -17,42 +16,16 @@ import jaxreplay as jr
 from jaxreplay import sum_tree, testing
 
 pytestmark = pytest.mark.versions
-STEPS, SEEDS = 6, 5
-
-SAMPLERS = {
-    "uniform": functools.partial(jr.Uniform),
-    "prioritized": functools.partial(jr.Prioritized, alpha=0.7),
-    "independent": functools.partial(jr.Prioritized, stratified=False, normalize=None, beta=1.0),
-    "global": functools.partial(jr.Prioritized, normalize="global"),
-    "recent": functools.partial(jr.Recent, power=2.0, beta=0.5),
-}
+STEPS = 6
 
 
 def items(t, *shape):
     ids = (t * np.prod(shape) + np.arange(np.prod(shape)).reshape(shape)).astype(np.int32)
-    return {"id": ids, "frame": (ids[..., None] * np.ones(3)).astype(np.uint8)}
+    halves, frames = (ids[..., None] * np.ones(3)).astype(jnp.bfloat16), (ids[..., None] * np.ones(3)).astype(np.uint8)
+    return {"id": ids, "flag": ids % 2 == 0, "carry": (halves, frames)}
 
 
-def sequence_buffer(sampler, **settings):
-    return jr.SequenceBuffer(length=8, num_envs=3, sequence_length=3, sampler=sampler, donate=False, **settings)
-
-
-def sharded_buffer(sampler):
-    return over_devices(jr.ReplayBuffer(capacity=10, sampler=sampler, donate=False), 2)
-
-
-BUFFERS = {  # how to make one, and the shape of a batch
-    "replay": (lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), (5,)),
-    "reservoir": (lambda sampler: jr.ReservoirBuffer(capacity=7, sampler=sampler, donate=False), (5,)),
-    "sequence": (sequence_buffer, (3, 3)),
-    "sequence, strided": (functools.partial(sequence_buffer, stride=2, windows="cut"), (3, 3)),
-    "sequence, inside": (functools.partial(sequence_buffer, windows="inside"), (3, 3)),
-    "sharded": (sharded_buffer, (4,)),
-    "counting": (lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, max_uses=2, donate=False), (5,)),
-}
-
-
-PER = SAMPLERS["prioritized"]()
+PER = jr.Prioritized(alpha=0.7)
 STREAMS = functools.partial(jr.SequenceBuffer, length=9, num_envs=4, sequence_length=4)
 CONTRACTS = {  # a buffer, and the shape of a batch
     "replay": (jr.ReplayBuffer(capacity=10, sampler=PER), (4,)),
@@ -113,135 +86,64 @@ def test_the_contract_with_twenty_seeds(name):
         testing.check_buffer(buffer, jax.eval_shape(lambda: items(0, *shape)), key=seeds.key("contract", seed))
 
 
-def own_key(buffer, key):
-    """What `add` takes after the items."""
-    return (jax.random.fold_in(key, 1),) if isinstance(buffer, jr.ReservoirBuffer) else ()
+def add(buffer, state, batch, key):
+    """All sources of a mixture are given the same."""
+    if isinstance(buffer, jr.Mixture):
+        return tuple(add(x, its, batch, key) for x, its in zip(buffer.buffers, state, strict=True))
+    keys = (key,) if isinstance(getattr(buffer, "buffer", buffer), jr.ReservoirBuffer) else ()
+    return buffer.add(state, batch, *keys, **no_ends(buffer, batch))
 
 
-class Case:
-    """A buffer with a sampler, and programs that drive it, each compiled once."""
+@pytest.mark.parametrize("name", [x if x == "counted" else rarely(x) for x in CONTRACTS | MORE_CONTRACTS])
+def test_eager_calls_a_scan_and_vmap_agree_bit_for_bit_and_nothing_recompiles(name):
+    """Of which the contract asks to a bit or two."""
+    buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
+    batches, keys = stack(*[items(t, *shape) for t in range(STEPS)]), jax.random.split(jax.random.key(0), (2, STEPS))
 
-    def __init__(self, buffer, sampler):
-        make, shape = BUFFERS[buffer]
-        self.buffer = make(SAMPLERS[sampler]())
-        self.init = self.buffer.init
-        self.batch = lambda t: items(t, *shape)
-        self.spec = jax.eval_shape(lambda: self.batch(0))
-        self.batches = stack(*[self.batch(t) for t in range(STEPS)])
-        self.seeds = jax.jit(lambda seeds: (lax.map(self.run, seeds), jax.vmap(self.run)(seeds)))
+    def step(state, batch, key):
+        state = add(buffer, state, batch, key)
+        sample = buffer.sample(state, key, 8)
+        return buffer.update(state, sample.indices, jax.random.normal(key, (8,))), sample
 
-    def step(self, state, batch, key):
-        """A replay step: add, sample, update, for one seed."""
-        state = self.buffer.add(state, batch, *own_key(self.buffer, key), **no_ends(self.buffer, batch))
-        sample = self.buffer.sample(state, key, 8)
-        state = self.buffer.update(state, sample.indices, jax.random.normal(key, (8,)))
-        return state, sample
+    def run(keys):
+        return lax.scan(lambda state, x: step(state, *x), buffer.init(items(0, *shape)), (batches, keys))
 
-    def run(self, seed):
-        state, keys = self.init(self.spec), jax.random.split(jax.random.key(seed), STEPS)
-        return lax.scan(lambda s, x: self.step(s, *x), state, (self.batches, keys))
-
-    @functools.cached_property
-    def by_seed(self):
-        """The states and the samples, on the host, of scans one after another, and of the same under `jax.vmap`."""
-        return jax.device_get(self.seeds(np.arange(SEEDS)))
-
-    @functools.cached_property
-    def scanned(self):
-        """The state, and the samples on the host, of the scan with seed 0."""
-        return at(self.by_seed[0], 0)
-
-
-@functools.cache
-def make_case(buffer, sampler):
-    return Case(buffer, sampler)
-
-
-PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
-PAIRS.remove(("reservoir", "recent"))  # it keeps no order
-PAIRS.remove(("counting", "recent"))  # it draws by rank among all
-# Samplers do not know what is stored: each buffer and each sampler is always there once.
-ALWAYS = {("replay", "uniform"), ("replay", "global"), ("replay", "recent"), ("reservoir", "prioritized")}
-ALWAYS |= {("sequence", "prioritized"), ("sequence, inside", "global"), ("sharded", "prioritized")}
-
-
-# Module scope: the tests of a case follow one another, so that a worker meets most of its programs again.
-@pytest.fixture(scope="module", params=[pair if pair in ALWAYS else rarely((pair,)) for pair in PAIRS], ids="-".join)
-def case(request):
-    return make_case(*request.param)
-
-
-def test_eager_calls_equal_a_scan_bit_for_bit_and_nothing_recompiles(case):
-    state, samples = case.scanned
-    eager = case.init(case.spec)
-    for t, key in enumerate(jax.random.split(jax.random.key(0), STEPS)):
-        batch = case.batch(t)
+    scanned, mapped = jax.device_get(jax.jit(lambda keys: (lax.map(run, keys), jax.vmap(run)(keys)))(keys))
+    state = buffer.init(items(0, *shape))
+    kinds, (last, samples) = types(state), at(scanned, 0)
+    for t, key in enumerate(keys[0]):
         with compilations() as compiled:
-            eager, sample = case.step(eager, batch, key)
+            state, sample = step(state, at(batches, t), key)
         assert t == 0 or compiled == []
         chex.assert_trees_all_equal(sample, at(samples, t))
-    chex.assert_trees_all_equal(eager, state)
-    assert types(eager) == types(case.init(case.spec))
+    chex.assert_trees_all_equal(state, last)
+    assert types(state) == kinds
     with compilations() as compiled:
         jax.jit(lambda x: x + STEPS)(1.0)
     assert len(compiled) > 0  # the listener does hear
-
-
-def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
-    for seed in range(SEEDS):
-        alone, mapped = (at(found, seed) for found in case.by_seed)
-        sampler = getattr(getattr(case.buffer, "buffer", case.buffer), "sampler", None)
-        if isinstance(sampler, jr.Recent):  # its probabilities are powers, whose last bit XLA leaves open
-            names = "probabilities", "weights"
-            for x, y in zip(*([getattr(s, name) for name in names] for _, s in (mapped, alone)), strict=True):
-                np.testing.assert_array_max_ulp(x, y, maxulp=4)
-            mapped, alone = ((state, s.replace(**dict.fromkeys(names))) for state, s in (mapped, alone))
-        chex.assert_trees_all_equal(mapped, alone)
-
-
-@pytest.mark.parametrize("buffer", [name if name == "replay" else rarely(name) for name in BUFFERS])
-def test_one_seed_under_vmap_is_the_seed_alone(buffer):
-    case = make_case(buffer, "global")
-    one = jax.jit(jax.vmap(case.run))(np.arange(1))
-    chex.assert_trees_all_equal(at(jax.device_get(one), 0), case.scanned)
+    if name == "counted":  # probabilities by rank are powers, whose last bit XLA leaves open
+        names = "probabilities", "weights"
+        for field in names:
+            np.testing.assert_array_max_ulp(*(getattr(x[1], field) for x in (mapped, scanned)), maxulp=4)
+        mapped, scanned = ((state, x.replace(**dict.fromkeys(names))) for state, x in (mapped, scanned))
+    chex.assert_trees_all_equal(mapped, scanned)
 
 
 KINDS = ["replay", "reservoir", "sequence", "sharded"]
-WITH_EITHER = pytest.mark.parametrize(
-    ("name", "sampler"),
-    [("replay", "uniform"), *((x, "prioritized") for x in KINDS), *(rarely((x, "uniform")) for x in KINDS[1:])],
-)
-
-
-@WITH_EITHER
-def test_an_empty_buffer_draws_nothing(name, sampler):
-    buffer, batch = Case(name, sampler).buffer, Case(name, sampler).spec
-    state, key = buffer.init(batch), jax.random.key(0)
-    rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
-    assert (buffer.is_empty(state), buffer.can_sample(state)) == (True, False)
-
-    def draw(state):
-        sample = buffer.sample(state, key, 8)
-        return sample, buffer.is_empty(buffer.update(state, sample.indices, np.ones(8, np.float32)))
-
-    sample, is_empty = jax.jit(draw)(state)
-    np.testing.assert_array_equal(sample.indices, -1)
-    for x in (sample.weights, sample.probabilities, *jax.tree.leaves(sample.items)):
-        np.testing.assert_array_equal(x, 0)
-    assert is_empty
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"), [("replay", 1.0), *((x, 2.0) for x in KINDS), *(rarely((x, 1.0)) for x in KINDS[1:])]
+    ("name", "factor"),
+    [("replay", 1.0), ("sequence", 2.0), *map(rarely, [(x, y) for x in KINDS for y in (1.0, 2.0)])],
 )
 def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
-    make, shape = BUFFERS[name]
-    buffer, x, key = make(SAMPLERS["prioritized"]()), np.arange(np.prod(shape) * 1.0).reshape(shape), jax.random.key(0)
+    (buffer, shape), key = CONTRACTS[name], jax.random.key(0)
+    x = np.arange(np.prod(shape) * 1.0).reshape(shape)
     W = None if factor == 1 else np.full(shape, factor)
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=W)
 
     def draw(state):
-        state = buffer.add(state, batch, *own_key(buffer, key), **no_ends(buffer, x))
+        state = add(buffer, add(buffer, state, batch, key), batch, key)
         state = buffer.update(state, buffer.sample(state, key, 16).indices, 1.0 + np.arange(16))
         sample = buffer.sample(state, key, 16)
         return sample, buffer.get(state, sample.indices).S
@@ -259,31 +161,22 @@ def places(state):
     return [part.data.unsafe_buffer_pointer() for x in arrays for part in x.addressable_shards]
 
 
-@WITH_EITHER
-def test_eager_calls_donate_and_keep_the_storage_in_place(name, sampler):
-    case = Case(name, sampler)
-    keeping, batch, key = case.buffer, case.batch(0), own_key(case.buffer, jax.random.key(0))
-    whole = dataclasses.replace(getattr(keeping, "buffer", keeping), donate=True)
-    buffer = dataclasses.replace(keeping, buffer=whole) if name == "sharded" else whole
+@pytest.mark.parametrize("name", KINDS)
+def test_eager_calls_donate_and_keep_the_storage_in_place(name):
+    (buffer, shape), key = CONTRACTS[name], jax.random.key(0)
+    batch = items(0, *shape)
     state = buffer.init(batch)
-    ends = no_ends(buffer, batch)
-    for call in (lambda s: buffer.add(s, batch, *key, **ends), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
-        before, new = places(state), call(state)
+    rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
+    for call in (
+        lambda s: add(buffer, s, batch, key),
+        lambda s: buffer.update(s, np.arange(4), np.ones(4)),
+        buffer.clear,
+    ):
+        before, kinds, new = places(state), types(state), call(state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-        assert places(new) == before
+        assert (places(new), types(new)) == (before, kinds)
         rejects("state: was donated to an earlier call", call, state)
         state = new
-    keeping.add(state, batch, *key, **ends)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-@pytest.mark.parametrize("buffer", BUFFERS)
-def test_changing_the_sampler_is_the_whole_switch(buffer):
-    """The same agent code runs with every sampler and gives the same shapes."""
-    names = [name for kind, name in PAIRS if kind == buffer]
-    assert len({BUFFERS[buffer][0](SAMPLERS[name]()) for name in names}) == len(names)
-    shapes = [types(jax.eval_shape(make_case(buffer, name).run, 0)[1]) for name in names]
-    assert all(shape == shapes[0] for shape in shapes)
 
 
 @pytest.fixture
@@ -291,13 +184,6 @@ def strict():
     """Settings that some users have: what JAX would broadcast or promote by itself is an error."""
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         yield
-
-
-@pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize(("buffer", "sampler"), [pair if pair in ALWAYS else rarely(pair) for pair in PAIRS])
-def test_buffers_run_under_strict_settings(buffer, sampler):
-    """Traced anew, as the settings are a part of what programs are kept by."""
-    jax.eval_shape(Case(buffer, sampler).run, 0)
 
 
 CHECKS = {
@@ -310,19 +196,20 @@ CHECKS = {
 @pytest.mark.parametrize("check", CHECKS)
 def test_eager_calls_run_under_checks_of_jax(check):
     """The first time they do without: programs are compiled, and constants sent to the device."""
-    case = make_case("replay", "global")
+    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(normalize="global"), donate=False)
     pools, tracer = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9), jr.NStep(n=2, gamma=0.9, num_envs=2)
     numbers, flags, batch, groups = jax.device_put(
-        (np.arange(2, dtype=np.float32), np.zeros(2, bool), case.batch(0), (np.arange(3), np.ones((3, 2), np.float32)))
+        (np.arange(2, dtype=np.float32), np.zeros(2, bool), items(0, 5), (np.arange(3), np.ones((3, 2), np.float32)))
     )
     step, (handles, _), ones = (numbers, numbers, numbers, flags, flags, numbers), groups, jax.device_put(np.ones(3))
-    tree, key = sum_tree.init(4, track_minimum=True), jax.random.key(0)
-    states = [(case.buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
+    tree, key, td_errors = sum_tree.init(4, track_minimum=True), jax.random.key(0), jax.device_put(np.ones(8))
+    states = [(buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
     for i, (replay, tracing, state) in enumerate(states):
         with CHECKS[check]() if i else contextlib.nullcontext():
-            replay, _ = case.step(replay, batch, key)
-            case.buffer.is_full(replay), case.buffer.is_empty(replay), case.buffer.can_sample(replay, 3)
-            case.buffer.get(replay, handles)
+            replay = buffer.add(replay, batch)
+            replay = buffer.update(replay, buffer.sample(replay, key, 8).indices, td_errors)
+            buffer.is_full(replay), buffer.is_empty(replay), buffer.can_sample(replay, 3)
+            buffer.get(replay, handles)
             tracer.flush(tracer.add(tracing, *step)[0])
             state, _ = pools.update(state, *groups)
             pools.sample(state, key, 3), pools.metrics(state), pools.pool_of(state), pools.reset_metrics(state)

@@ -1,14 +1,13 @@
-"""Rows that may not be drawn, in all that a `SequenceBuffer` is given to."""
+"""Rows that may not be drawn, in what a `SequenceBuffer` is given to; the twin tells which are drawn."""
 
 import dataclasses
 
-import chex
 import jax
 import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, over_devices, rarely, rejects
+from helpers import over_devices, rarely, rejects
 from jax import lax
 
 import jaxreplay as jr
@@ -47,24 +46,6 @@ def drawable_by(twin):
     return sorted(map(twin.sequence, twin.handles))
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("sampler", [jr.Prioritized(), rarely(jr.Uniform())])
-def test_eager_calls_a_scan_and_vmap_agree_and_no_such_row_is_drawn(sampler):
-    buffer = jr.SequenceBuffer(gaps=True, sampler=sampler, **SIZES)
-    gaps = np.stack([GAPS, np.zeros_like(GAPS)])
-    together = jax.device_get(jax.jit(jax.vmap(lambda gaps: fill(buffer, gaps)))(gaps))
-    state = buffer.init(STEPS[0])
-    for t in range(ROLLOUTS):
-        state = buffer.add(state, STEPS[t], ends=ENDS[t], drawable=~GAPS[t])
-        sample = buffer.sample(state, KEY, 8)
-        sample = jax.device_get(sample)
-        chex.assert_trees_all_equal(sample, at(at(together[1], 0), t))
-        state = buffer.update(state, sample.indices, 1.0 + sample.items[:, 0] % 7)
-    chex.assert_trees_all_equal(jax.device_get(state), at(together[0], 0))
-    for seed in range(2):
-        assert drawable(buffer, at(together[0], seed)) == drawable_by(twin_of(gaps[seed]))
-
-
 @pytest.mark.parametrize("windows", ["any", *map(rarely, ["episodes", "cut", "inside"])])
 def test_migration_keeps_what_may_be_drawn(windows):
     """From shards to a longer buffer, which then goes on as one that had all rows."""
@@ -77,21 +58,6 @@ def test_migration_keeps_what_may_be_drawn(windows):
     steps, ends, told = 1000 + STEPS[0], ENDS[0], ~GAPS[0]
     twin.add(steps, ends, told)
     assert drawable(longer, longer.add(moved, steps, ends=ends, drawable=told)) == drawable_by(twin)
-
-
-def test_td_errors_and_mixtures_know_of_such_rows():
-    buffer = jr.SequenceBuffer(gaps=True, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), **SIZES)
-    mixture = jr.Mixture(buffers=(buffer, buffer))
-    state = mixture.init(STEPS[0])
-    td_errors = np.arange(1.0, 1 + T * ENVS, dtype=np.float32).reshape(T, ENVS)
-    drawable = np.ones((T, ENVS), bool)
-    drawable[1, 0] = False
-    state = mixture.add(state, 1, STEPS[0], td_errors=td_errors, drawable=drawable)
-    assert mixture.sizes(state) == (0, 2 * ENVS - 2)
-    # Row k is of the k-th sequence that these steps complete: of the steps k and k + 1.
-    sample = jax.device_get(mixture.buffers[1].sample(state[1], KEY, 64))
-    of_sequence = td_errors[sample.items[:, 0] // ENVS, sample.items[:, 0] % ENVS]
-    np.testing.assert_allclose(sample.probabilities, of_sequence / td_errors[:2, 1:].sum(), rtol=1e-6)
 
 
 def test_a_buffer_is_not_told_of_such_rows_by_mistake():

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import over_devices, rarely, rejects, stack
+from helpers import over_devices, rarely, rejects
 from scipy.stats import chisquare
 
 import jaxreplay as jr
@@ -125,16 +125,6 @@ def test_a_word_for_every_10_bits_of_the_length(monkeypatch, length, num_words):
     steps = np.asarray(draw(jax.random.key(0), count))
     np.testing.assert_array_equal(np.sort(steps - steps.min()), np.arange(block))
     assert len({step // 2**10 for step in steps - 1}) == 1
-
-
-def test_a_buffer_under_vmap_is_the_buffer_alone(long):
-    buffer, state, handles, _ = long
-    handles = np.stack([handles, handles[::-1]])
-    draw = jax.jit(jax.vmap(lambda state, seed, handles: buffer.later(state, jax.random.key(seed), handles)))
-    both = jax.device_get(draw(stack(state, state), np.arange(2), handles))
-    for k in range(2):
-        alone = later(buffer, state, jax.random.key(k), handles[k], "uniform")
-        jax.tree.map(lambda x, y, k=k: np.testing.assert_array_equal(x[k], y), both, alone)
 
 
 def test_migration_keeps_the_episodes(long):

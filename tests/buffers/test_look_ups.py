@@ -37,7 +37,7 @@ BUFFERS = {
     "one source": jr.Mixture(buffers=(RESERVOIR,)),
     "mixture of shards": jr.Mixture(buffers=(over_devices(REPLAY, 2), REPLAY)),
 }
-RARE = {"one shard", "shards of streams", "one source", "mixture of shards"}
+RARE = {"replay", "one shard", "shards", "shards of streams", "one source", "mixture of shards"}
 MISSING = "a ReservoirBuffer keeps no order|`later` needs|has no attribute 'stored_steps'"  # not for this buffer
 
 

@@ -72,18 +72,6 @@ def test_a_stack_of_states_is_changed_in_place():
         assert new.storage.unsafe_buffer_pointer() == place
 
 
-def test_donate_false_and_outer_jit_keep_the_old_state():
-    items = numbers(0, 4)
-    keeping = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(), donate=False)
-    state = keeping.init(items)
-    keeping.update(keeping.add(state, items), items, np.ones(4))
-    assert keeping.size(state) == 0
-    donating = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized())
-    before, after = jax.jit(lambda s: (donating.size(s), donating.size(donating.add(s, items))))(state)
-    assert (before, after) == (0, 4)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
 def test_handles_of_64_bits_do_not_wrap():
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
     state = buffer.add(buffer.init(numbers(0, 4)), numbers(0, 4))

@@ -75,16 +75,16 @@ def least(sampler):
 
 
 @pytest.mark.parametrize(
-    ("capacity", "sampler", "num_shards"),
+    ("capacity", "sampler", "num_shards", "mode"),
     [
-        (16, "global", 1),
-        (16, "plain", 2),
-        *map(rarely, [(14, name, 1) for name in SAMPLERS]),
-        *map(rarely, [(20, name, 2) for name in SAMPLERS]),
+        (16, "global", 1, "jit"),
+        (16, "plain", 2, "vmap"),
+        *map(rarely, [(14, name, 1, "jit") for name in SAMPLERS]),
+        *map(rarely, [(20, name, 2, "jit") for name in SAMPLERS]),
     ],
 )
-def test_a_reservoir_does_what_its_twin_does(capacity, sampler, num_shards):
-    happened = random_run(capacity, sampler, [(48, True), (2 * num_shards, False)], num_shards).run(40)
+def test_a_reservoir_does_what_its_twin_does(capacity, sampler, num_shards, mode):
+    happened = random_run(capacity, sampler, [(48, True), (2 * num_shards, False)], num_shards, mode).run(40)
     twins.check_happened(happened, least(sampler))
 
 

@@ -6,14 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import seeds
 from helpers import cases, no_ends, rarely, rejects
-from scipy.stats import chisquare
 
 import jaxreplay as jr
 from jaxreplay._common import ring
-
-UNIT = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=1.0)  # leaves are TD errors
 
 
 def stream(first, num_steps, num_envs):
@@ -32,39 +28,10 @@ def filled(buffer, num_steps, rollout=1):
 handles_of = jax.jit(ring.Ring.handles)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def draws(buffer, state, keys):
-    return jax.vmap(lambda key: buffer.sample(state, key, 10))(keys)
-
-
 def drawable(buffer, state):
     """Handles that can be drawn, by slot; -1 for the other slots."""
     slots = np.arange(buffer._num_slots)
     return np.asarray(handles_of(state.ring, slots))
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, rarely(jr.Prioritized(alpha=1.0, stratified=False))])
-@pytest.mark.parametrize("num_steps", [rarely(9), 23, 24])
-def test_law_of_the_draw(sampler, num_steps):
-    """Partly filled, and after the wrap with and without a slot that is partly overwritten."""
-    buffer = jr.SequenceBuffer(length=14, num_envs=3, sequence_length=4, stride=3, sampler=sampler)
-    state = filled(buffer, num_steps, rollout=3)
-    slots = drawable(buffer, state)
-    handles = np.sort(slots[slots >= 0])
-    weights = np.ones(len(handles))
-    if sampler != jr.Uniform():
-        weights = 1.0 + np.arange(len(handles)) % 4
-        told = np.zeros(len(slots))
-        told[np.argsort(slots)[-len(handles) :]] = weights
-        state = buffer.update(state, slots, told)  # -1 does nothing
-    sample = jax.device_get(draws(buffer, state, jax.random.split(seeds.key(num_steps), 4500)))
-    counts = np.array([(sample.indices == handle).sum() for handle in handles])
-    assert counts.sum() == 45_000
-    law = weights / weights.sum()
-    assert chisquare(counts, 45_000 * law).pvalue > 1e-4
-    np.testing.assert_allclose(sample.probabilities, law[np.searchsorted(handles, sample.indices)], rtol=1e-5)
-    assert np.all(sample.mask)
 
 
 @pytest.mark.parametrize("some", [slice(0, None, 2), rarely(slice(1, None, 2))], ids=["even", "odd"])
@@ -125,7 +92,7 @@ def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
     assert len(made) > 400
 
 
-@pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
+@pytest.mark.parametrize("sampler", [rarely(jr.Uniform()), jr.Prioritized()])
 def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler)
     rejects("cannot sample from an empty buffer; add items", buffer.sample, filled(buffer, 0), jax.random.key(0), 4)
@@ -149,36 +116,6 @@ def test_a_draw_where_no_sequence_may_be_drawn_says_so():
         told = {"ends": ends} if "windows" in kind else {"drawable": ~ends}
         state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), **told)
         rejects(rf"no stored sequence may be drawn \({rule}\); add steps", buffer.sample, state, jax.random.key(0), 4)
-
-
-def test_only_what_is_cut_is_masked():
-    ends = np.array([[False], [True], [False], [False]])
-    for windows, expected in (("cut", [True, True, False, False]), ("any", [True] * 4)):
-        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, windows=windows)
-        state = buffer.init(stream(0, 1, 1))
-        draw = jax.jit(lambda s, b=buffer: b.sample(b.add(s, stream(0, 4, 1), ends=ends), jax.random.key(0), 1))
-        assert draw(state).mask.tolist() == [expected]
-
-
-def test_dtypes_and_structure_are_kept():
-    steps = {
-        "frame": np.ones((4, 2, 8, 8), jnp.uint8),
-        "latent": np.full((4, 2, 3), 1.5, jnp.bfloat16),
-        "carry": (np.ones((4, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)),
-        "key": jax.random.split(jax.random.key(0), (4, 2)),
-        "nothing": np.ones((4, 2, 3, 0), np.uint8),
-    }
-    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
-    state = buffer.add(buffer.init(jax.eval_shape(lambda: steps)), steps)
-    sample = buffer.sample(state, jax.random.key(1), 5)
-    for got, given_leaf in zip(jax.tree.leaves(sample.items), jax.tree.leaves(steps), strict=True):
-        assert got.shape == (5, 3, *given_leaf.shape[2:])
-        assert got.dtype == given_leaf.dtype
-    assert np.all(np.asarray(sample.items["latent"]) == 1.5)
-    start, env = np.asarray(sample.indices) // 2, np.asarray(sample.indices) % 2
-    keys = np.asarray(jax.random.key_data(steps["key"]))
-    expected = keys[start[:, None] + np.arange(3), env[:, None]]
-    np.testing.assert_array_equal(jax.random.key_data(sample.items["key"]), expected)
 
 
 def test_storage_costs_one_observation_a_step():
@@ -233,19 +170,14 @@ def test_wrong_arguments():
     state, steps = buffer.init({"x": zeros(1, 2, 4)}), {"x": zeros(3, 2, 4)}
     for shape, message in (
         ((1, 3, 4), r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]"),
-        ((2, 3, 4), r"num_envs=2: .* \[2, 3\], expected \[T, 2\]"),
-        ((1, 2), r"leaf \['x'\]: got float32\[\], the buffer stores float32\[4\]"),
-        ((1, 2, 3, 4), r"leaf \['x'\]: got float32\[3, 4\], the buffer stores float32\[4\]"),
         ((), r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
         ((2, 4), r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
-        ((1, 2, 5), r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
         ((2,), r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
         ((9, 2, 4), "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
         ((0, 2, 4), "a rollout of 0 steps"),
     ):
         rejects(message, buffer.add, state, {"x": zeros(*shape)})
     rejects(r"wrong structure: give the tuple's element \[1\] alone", buffer.add, state, (1.0, {"x": zeros(1, 2, 4)}))
-    rejects(r"wrong structure: missing \['x'\]; unexpected \['y'\];", buffer.add, state, {"y": zeros(1, 2, 4)})
     rejects(r"ends: got bool\[3\], expected bool\[3, 2\]", buffer.add, state, steps, ends=np.zeros(3, bool))
     one = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3)
     rejects(r"leading axes \[5, 4\], expected \[T, 1\]", one.add, one.init(zeros(1, 1, 4)), zeros(5, 4))

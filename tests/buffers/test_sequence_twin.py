@@ -150,18 +150,18 @@ def least(name, sampler):
 
 
 @pytest.mark.parametrize(
-    ("name", "sampler", "num_shards"),
+    ("name", "sampler", "num_shards", "mode"),
     [
-        ("strided", "batch", 1),
-        ("episodes", "plain", 1),
-        ("inside", "stored global", 2),
-        *map(rarely, [(name, "global", 1) for name in CONFIGS]),
-        *map(rarely, [("strided", sampler, 2) for sampler in twins.SAMPLERS]),
+        ("strided", "batch", 1, "jit"),
+        ("episodes", "plain", 1, "eager"),
+        ("inside", "stored global", 2, "vmap"),
+        *map(rarely, [(name, "global", 1, "jit") for name in CONFIGS]),
+        *map(rarely, [("strided", sampler, 2, "jit") for sampler in twins.SAMPLERS]),
     ],
 )
-def test_a_sequence_buffer_does_what_its_twin_does(name, sampler, num_shards):
+def test_a_sequence_buffer_does_what_its_twin_does(name, sampler, num_shards, mode):
     sizes = [(1, True), (4, True), (3, False)]
-    happened = random_run(CONFIGS[name], sampler, sizes, num_shards).run(60)
+    happened = random_run(CONFIGS[name], sampler, sizes, num_shards, mode).run(60)
     twins.check_happened(happened, least(name, sampler))
 
 

@@ -1,4 +1,4 @@
-"""max_uses: an item that came back to `update` so often is no longer drawn."""
+"""max_uses: an item that came back to `update` so often is no longer drawn; the twins count."""
 
 import jax
 import numpy as np
@@ -58,29 +58,6 @@ def test_law_of_the_others(name, max_age):
         assert np.all(in_order[:, 1:] > in_order[:, :-1])
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_each_row_counts_and_only_stored_items_do(name):
-    buffer, state = filled(SAMPLERS[name])
-
-    @jax.jit
-    def run(state):
-        td_errors = np.array([1.0, np.nan, 1.0, 1.0, 1.0])  # rejected ones count too
-        first = buffer.update(state, np.array([0, 0, 3, -1, 77]), td_errors)
-        second = buffer.update(first, np.array([0, 3]), np.array([9.0, 9.0]))  # spent, and late: it stays so
-        third = buffer.add(second, np.arange(3))  # overwrites 0, 1 and 2
-        last = buffer.update(third, np.array([0, 0, 0]), np.ones(3))
-        priorities = buffer.priorities(first, np.array([0, 1])), buffer.priorities(second, np.array([0, 3]))
-        return (first, second, third, last), priorities, [buffer.size(x) for x in (second, third, last)]
-
-    (first, _, third, last), (one, zero), sizes = jax.device_get(run(state))
-    assert first.uses.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
-    assert leaves_of(first.uses.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
-    assert (one.tolist(), zero.tolist()) == ([0, 1], [0, 0])
-    assert third.uses.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
-    assert [*map(int, sizes)] == [6, 7, 7]
-    assert int(last.uses.late) == 4
-
-
 def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
     counts = _uses.Uses(np.array([_uses.MOST, 5, _uses.MOST - 1], np.int32), np.int32(0), None)
     for slots in ([0, 1, 2, 1, -1], [2, 0, 1, 3, 3]):
@@ -91,18 +68,16 @@ def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
     assert counts.of_slots.tolist() == [_uses.MOST, 0, _uses.MOST]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("shards", [1, rarely(2)])
-def test_nothing_left_is_an_empty_draw(name, shards):
-    buffer, state = filled(SAMPLERS[name], shards=shards)
+@pytest.mark.parametrize("name", ["uniform", *map(rarely, ["distinct", "prioritized"])])
+def test_nothing_left_is_an_empty_draw(name):
+    buffer, state = filled(SAMPLERS[name], shards=2)
     handles = buffer.newest(state, 8)
     for _ in range(2):  # each shard has its part of the rows
         state = buffer.update(state, np.where(np.arange(8) < 4, handles, -1), np.full(8, 1.5))
-    if shards == 2:  # the second shard alone has items
-        sample = buffer.sample(state, jax.random.key(0), 8)
-        assert sample.indices[:4].tolist() == [-1] * 4
-        assert np.all(np.asarray(sample.indices[4:]) >= 0)
-        np.testing.assert_allclose(np.sum(sample.weights), 8)
+    sample = buffer.sample(state, jax.random.key(0), 8)  # the second shard alone has items
+    assert sample.indices[:4].tolist() == [-1] * 4
+    assert np.all(np.asarray(sample.indices[4:]) >= 0)
+    np.testing.assert_allclose(np.sum(sample.weights), 8)
     for _ in range(2):
         state = buffer.update(state, np.where(np.arange(8) < 4, -1, handles), np.full(8, 1.5))
     assert int(buffer.size(state)) == 0
@@ -120,7 +95,7 @@ def test_nothing_left_is_an_empty_draw(name, shards):
         np.testing.assert_array_equal([draw.weights, draw.probabilities], 0)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", ["distinct", rarely("prioritized")])
 def test_an_epoch_leaves_out_what_is_spent_and_keeps_its_order_as_items_are_spent(name):
     buffer, state = filled(SAMPLERS[name])
     key, found = jax.random.key(3), []
@@ -144,45 +119,23 @@ def test_priorities_of_zero_are_drawn_evenly_while_they_are_not_spent():
     np.testing.assert_allclose(sample.weights, 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("windows", ["any", rarely("inside")])
-def test_sequences(windows):
-    buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, windows=windows, max_uses=1)
-    state = buffer.init(np.zeros((1, 2)))
-    for t in range(9):
-        state = buffer.add(state, np.full((1, 2), float(t)), ends=np.zeros((1, 2), bool))
-        sample = buffer.sample(state, jax.random.key(t), 2) if t else None
-        if sample is not None:
-            assert np.all(np.asarray(sample.items)[:, 0] == t - 1)  # all others were spent
-            state = buffer.update(state, buffer.newest(state, 2), np.zeros(2))
-            assert int(buffer.size(state)) == 0
-
-
 def test_the_rest_of_the_package_knows_it(tmp_path):
-    for sampler in SAMPLERS.values():
-        buffer, state = filled(sampler)
-        state = spend(buffer, state, [0, 7])
-        jr.save(tmp_path / repr(sampler), buffer, state)
-        restored = jr.restore(tmp_path / repr(sampler), buffer, state)
-        np.testing.assert_array_equal(leaves_of(restored.uses.unspent), leaves_of(state.uses.unspent))
-        for shards in (1, 2):
-            new, expected = jr.ReplayBuffer(capacity=4, sampler=sampler, max_uses=2), 3
-            new = over_devices(new, 2) if shards == 2 else new
-            moved = jr.migrate(buffer, state, new)
-            assert int(new.size(moved)) == expected
-            assert int(new.size(new.add(moved, np.arange(4)))) == 4
-        plain = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized())
-        moved = jr.migrate(buffer, state, plain)
-        np.testing.assert_array_equal(np.asarray(plain.priorities(moved, plain.newest(moved, 8))) > 0, np.ones(8, bool))
-        numbers = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
-        assert (float(numbers["spent"]), float(numbers["size"])) == (2, 6)
-        assert float(numbers["never_updated"]) == 0.75
-        wide = state.on_this_backend("tpu")
-        assert wide.uses.unspent.fanout == 128
-        assert int(buffer.size(wide)) == 6
-    mixture = jr.Mixture(buffers=(buffer, buffer), weights="joint")
-    sample = mixture.sample((state, spend(buffer, state, range(1, 7))), jax.random.key(0), 8)
-    assert sample.indices.tolist()[4:] == [-1] * 4
-    assert mixture.sizes((state, state))[0] == 6
+    sampler = SAMPLERS["prioritized"]
+    buffer, state = filled(sampler)
+    state = spend(buffer, state, [0, 7])
+    jr.save(tmp_path / "run", buffer, state)
+    restored = jr.restore(tmp_path / "run", buffer, state)
+    np.testing.assert_array_equal(leaves_of(restored.uses.unspent), leaves_of(state.uses.unspent))
+    new = over_devices(jr.ReplayBuffer(capacity=4, sampler=sampler, max_uses=2), 2)
+    moved = jr.migrate(buffer, state, new)
+    assert int(new.size(moved)) == 3
+    assert int(new.size(new.add(moved, np.arange(4)))) == 4
+    numbers = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
+    assert (float(numbers["spent"]), float(numbers["size"])) == (2, 6)
+    assert float(numbers["never_updated"]) == 0.75
+    wide = state.on_this_backend("tpu")
+    assert wide.uses.unspent.fanout == 128
+    assert int(buffer.size(wide)) == 6
 
 
 def test_weights_and_first_priorities_are_those_without_a_bound():

@@ -7,15 +7,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import seeds
-from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, rejects, stack
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import big_copies, compiled, items, over_devices, rarely, rejects
 
 import jaxreplay as jr
-from jaxreplay import sum_tree
 
 PER = functools.partial(jr.Prioritized, alpha=0.7, epsilon=0.01)
 
@@ -51,92 +47,11 @@ def test_a_sampler_is_told_of_each_sequence_once():
     assert starts == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("alpha", [0.4, rarely(1.0)])
-def test_lap_with_a_huber_loss_has_the_gradient_of_pal(alpha):
-    """Fujimoto et al. 2020, section 4.2: LAP's expected gradient is that of the uniform loss PAL, scaled."""
-    td_errors = np.array([-3.0, 0.2, 0.7, 1.5, -0.1, 20.0], np.float32)
-    sampler = jr.Prioritized(alpha=alpha, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")
-    buffer = jr.ReplayBuffer(capacity=6, sampler=sampler)
-    state = buffer.add(buffer.init(ids(0, 6)), ids(0, 6), td_errors=td_errors)
-    priorities = np.maximum(np.abs(td_errors) ** alpha, 1.0)  # equation 7 of the paper
-    np.testing.assert_allclose(leaves_of(state.sampler.tree), priorities, rtol=1e-6)
-    drawn = buffer.sample(state, jax.random.key(0), 64)
-    np.testing.assert_array_equal(drawn.weights, 1.0)
-    law = np.zeros(6)
-    law[drawn.items["id"]] = drawn.probabilities
-    np.testing.assert_allclose(law, priorities / priorities.sum(), rtol=1e-5)
-
-    def pal(td_errors):  # equation 9, times its constant: quadratic up to 1, then a power
-        small = 0.5 * td_errors**2
-        return jnp.mean(jnp.where(jnp.abs(td_errors) <= 1, small, jnp.abs(td_errors) ** (1 + alpha) / (1 + alpha)))
-
-    expected = jax.jit(jax.grad(pal))(td_errors)
-    found = np.asarray(jax.jit(jax.grad(lambda x: jnp.sum(law * optax.huber_loss(x))))(td_errors))
-    np.testing.assert_allclose(found * priorities.mean(), expected, rtol=1e-5)
-
-
-@jax.jit
-def update_tree(tree, indices, values):
-    tree = sum_tree.update(tree, indices, values)
-    return tree, sum_tree.maximum(tree)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def refan(tree, fanout):
-    tree = sum_tree.with_fanout(tree, fanout)
-    return tree, sum_tree.maximum(tree)
-
-
-def test_the_maximum_of_a_tree():
-    rng = seeds.rng(0)
-    for capacity, fanout in ((1, 2), (5, 8), (300, 8), (6000, 128)):
-        tree = sum_tree.init(capacity, fanout=fanout, track_maximum=True, track_minimum=True)
-        leaves = np.zeros(capacity, np.float32)
-        for _ in range(6):
-            indices, values = rng.integers(capacity, size=9), rng.exponential(size=9).astype(np.float32)
-            tree, largest = update_tree(tree, indices, values)
-            for index, value in zip(indices, values, strict=True):
-                leaves[index] = value
-            assert np.asarray(largest) == leaves.max()
-            check_tree(tree)
-        other, largest = refan(tree, 64 if fanout == 8 else 8)
-        assert np.asarray(largest) == leaves.max()
-        check_tree(other)
-    rejects("track_maximum=False", sum_tree.maximum, sum_tree.init(3))
-
-
 def item_values(rng, *leading):
     return {
         "id": rng.integers(1000, size=leading).astype(np.int32),
         "x": rng.normal(size=(*leading, 2)).astype(np.float32),
     }
-
-
-@settings(max_examples=30)
-@given(
-    handles=st.lists(st.lists(st.integers(-2, 20), min_size=6, max_size=6), min_size=1, max_size=4),
-    given_leaves=st.sampled_from(["both", "id", "x"]),
-    masked=st.booleans(),
-)
-def test_items_written_back_equal_the_twins(handles, given_leaves, masked):
-    buffer, rng = jr.ReplayBuffer(capacity=9), seeds.rng(0)
-    state = buffer.init(item_values(rng, 4))
-    twin = {}
-    for t in range(4):
-        batch = item_values(rng, 4)
-        state = buffer.add(state, batch)
-        twin |= {4 * t + i: at(batch, i) for i in range(4)}
-    twin = {handle: item for handle, item in twin.items() if handle >= 16 - 9}
-    for rows in handles:
-        values = item_values(rng, 6)
-        values = {name: x if given_leaves in ("both", name) else None for name, x in values.items()}
-        mask = rng.random(6) < 0.6 if masked else None
-        state = buffer.set(state, np.array(rows), values, mask=mask)
-        for row, handle in enumerate(rows):
-            if handle in twin and (mask is None or mask[row]):
-                twin[handle] |= {name: x[row] for name, x in values.items() if x is not None}
-    stored = buffer.get(state, np.array([*twin]))
-    chex.assert_trees_all_equal(jax.device_get(stored), jax.device_get(stack(*twin.values())))
 
 
 @pytest.mark.parametrize(
@@ -179,38 +94,6 @@ def test_parts_of_a_transition_batch_are_written():
     np.testing.assert_array_equal(found.Rn, 2 * x)
     for leaf in (found.S["b"], found.S_next["a"], found.S_next["b"], found.In, found.A):
         np.testing.assert_array_equal(leaf, x)
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize("kind", [rarely("replay"), "sequence"])
-def test_writes_agree_in_eager_calls_jit_and_vmap(kind):
-    if kind == "replay":
-        buffer = jr.ReplayBuffer(capacity=8, sampler=PER(max_priority="stored"), axes=2, donate=False)
-        add = {"td_errors": np.array([[0.5, np.nan, 3.0]], np.float32)}
-    else:
-        buffer = jr.SequenceBuffer(length=5, num_envs=3, sequence_length=2, sampler=PER(), donate=False)
-        add = {"ends": np.array([[True, False, False]]), "td_errors": np.array([[0.5, np.nan, 3.0]], np.float32)}
-
-    def write(state, batch, key):
-        state = buffer.add(state, batch, **add)
-        handles = buffer.newest(state, 4)
-        drawn = buffer.sample(state, key, 4)
-        state = buffer.set(state, drawn.indices, {"id": drawn.items["id"] + 1, "x": None})
-        return buffer.update(state, handles, np.arange(4, dtype=np.float32)), handles
-
-    jitted, vmapped = jax.jit(write), jax.jit(jax.vmap(write))
-    states = [buffer.add(buffer.init(ids(0, 1, 3)), ids(0, 1, 3)) for _ in range(2)]
-    stacked = stack(*states)
-    for t in range(4):
-        batches, keys = [ids(6 * t, 1, 3), ids(6 * t + 3, 1, 3)], jax.random.split(jax.random.key(t), 2)
-        found = vmapped(stacked, stack(*batches), keys)
-        for seed in range(2):
-            eager = write(states[seed], batches[seed], keys[seed])
-            chex.assert_trees_all_equal(eager, jitted(states[seed], batches[seed], keys[seed]))
-            chex.assert_trees_all_equal(eager, at(found, seed))
-            states[seed] = eager[0]
-        stacked = found[0]
-    assert jitted._cache_size() == 1
 
 
 @pytest.mark.parametrize("num_shards", [0, 2])

@@ -105,10 +105,23 @@ def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
 
 
 def test_a_call_in_the_process_that_made_it_only(monkeypatch):
-    shared = shared_replay()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: 0)
-        rejects("add: this process is a fork", shared.add, items(numbers(0, 4)), error=RuntimeError)
+    """Which is said at once: a fork would wait for ever for the lock that a thread holds here."""
+    shared, entered, leave = shared_replay(), threading.Event(), threading.Event()
+
+    def hold():
+        with shared.state():
+            entered.set()
+            assert leave.wait(LONG)
+
+    with thread(hold):
+        assert entered.wait(LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 0)
+            rows, start = items(numbers(0, 4)), r"start processes by multiprocessing.get_context\('spawn'\)"
+            for name, given in (("add", (rows,)), ("size", ()), ("close", ())):
+                message = f"{name}: this process is a fork.*{start}"
+                rejects(message, getattr(shared, name), *given, error=RuntimeError)
+        leave.set()
     assert shared.size() == 0
 
 
@@ -325,23 +338,6 @@ def test_a_call_that_might_wait_for_ever_is_an_error():
     shared.add(items(numbers(0, 3)))
 
 
-ALONE = """
-import threading, jax, jax.numpy as jnp, jaxreplay as jr
-buffer = jr.ReplayBuffer(capacity=8)
-shared = jr.Shared(buffer, buffer.init(jnp.zeros(4)), ratio=1)
-shared.add(jnp.zeros(4))
-shared.sample(jax.random.key(0), 4)
-"""
-ENDS = {
-    "it adds": ("while True: shared.add(jnp.zeros(4))", "RuntimeError: add: ratio=1"),
-    "the other one dies": (
-        "threading.Thread(target=lambda: shared.adds(jnp.zeros(4))).start()\n"
-        "while True: shared.sample(jax.random.key(0), 4)",
-        "RuntimeError: sample: ratio=1",
-    ),
-}
-
-
 def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     shared = shared_replay(ratio=1)
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
@@ -369,15 +365,6 @@ def test_a_thread_that_python_has_not_started_is_not_alone(monkeypatch):
     while not drawn and time.monotonic() < end:
         time.sleep(SOON / 10)
     assert isinstance(drawn[0], jr.Sample)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ENDS)
-def test_a_program_of_one_thread_does_not_hang(case):
-    program, error = ENDS[case]
-    done = subprocess.run([sys.executable, "-c", ALONE + program], capture_output=True, text=True, timeout=120)
-    assert error in done.stderr
-    assert "It would wait for ever, as the process has no other thread" in done.stderr
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -575,68 +562,6 @@ def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
     buffer = jr.ReplayBuffer(capacity=8)
     saved = jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))
     assert buffer.size(saved) == 8
-
-
-FORKED = """
-import os, threading, jax, numpy as np, jaxreplay as jr
-buffer, rows = jr.ReplayBuffer(capacity=8), np.zeros(4)
-shared = jr.Shared(buffer, buffer.init(rows))
-shared.add(rows)
-entered = threading.Event()
-def hold():
-    with shared.state():  # a fork would wait for ever for this lock
-        entered.set()
-        threading.Event().wait()
-threading.Thread(target=hold, daemon=True).start()
-entered.wait()
-if not (child := os.fork()):
-    for call in (lambda: shared.add(rows), shared.size, shared.close):
-        try:
-            call()
-        except RuntimeError as error:
-            print(error, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.slow
-def test_a_fork_is_an_error():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
-    lines = done.stdout.splitlines()
-    assert [line.split(": this process is a fork")[0] for line in lines] == ["add", "size", "close"]
-    assert all(line.endswith("start processes by multiprocessing.get_context('spawn').") for line in lines)
-
-
-INTERRUPTED = """
-import os, signal, threading, jax, jax.numpy as jnp, jaxreplay as jr
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
-buffer = jr.ReplayBuffer(capacity=8)
-shared = jr.Shared(buffer, buffer.init(jnp.zeros(4)), ratio=1)
-def act():
-    with shared.worker():
-        while True:
-            shared.add(jnp.zeros(4))
-shared.add(jnp.zeros(4)), shared.sample(jax.random.key(0), 4)
-actor = threading.Thread(target=act)
-actor.start()
-try:
-    with shared:
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-        other = jr.Shared(buffer, buffer.init(jnp.zeros(4)))
-        other.sample(jax.random.key(0), 4)  # waits for what never comes
-finally:
-    actor.join()
-    print("ended", shared.size())
-"""
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_a_program_that_waits():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
-    assert "ended 8" in done.stdout
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert "Exception in thread" not in done.stderr
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

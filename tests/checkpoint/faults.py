@@ -6,6 +6,7 @@ They know how a checkpoint lies on the disk, and no name of the package but `sav
 import builtins
 import collections
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -126,6 +127,10 @@ def hooked(folder, hook, calls=OPENS):
             opens_anew = name in ("listdir", "scandir", *(name for _, name in READS))
             patch.setattr(module, name, wrapped(getattr(module, name), opens_anew))
         yield
+
+
+def refuse(*_, **__):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 class Fails:

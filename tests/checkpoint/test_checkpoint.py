@@ -240,22 +240,6 @@ def test_dtypes_that_jax_would_change_are_refused(tmp_path):
         jax.config.update("jax_enable_x64", X64)
 
 
-def test_without_waiting_the_state_may_be_donated_at_once(tmp_path):
-    buffer = jr.ReplayBuffer(capacity=2**18)
-    ones = {"x": np.ones((2**18, 4), np.float32), "n": np.arange(2**18, dtype=np.int32)}
-    state = buffer.add(buffer.init(ones), ones)
-    expected = jax.tree.map(lambda leaf: np.array(leaf), state)
-    finish = jr.save(tmp_path, buffer, state, wait=False)
-    for value in range(2, 5):
-        state = buffer.add(state, {"x": np.full((2**18, 4), value, np.float32), "n": -ones["n"]})
-    jax.block_until_ready(state)
-    finish()
-    finish()
-    assert_same(jr.restore(tmp_path, buffer, state), expected)
-    jr.save(tmp_path, buffer, state)()
-    assert_same(jr.restore(tmp_path, buffer, state), state)
-
-
 def test_sharded_arrays_come_back_sharded(tmp_path):
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("data", "model"))
     values = {"x": np.arange(48.0, dtype=np.float32).reshape(4, 6, 2), "k": jax.random.split(jax.random.key(0), 8)}

@@ -1,7 +1,6 @@
 """Who may write and read a checkpoint at the same time, what fails, and which bits are noticed."""
 
 import concurrent.futures
-import errno
 import fcntl
 import functools
 import itertools
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_several
-from faults import damaged
+from faults import damaged, refuse
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _arrays, _files, _processes
@@ -173,10 +172,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, below, wait)
     assert entries(tmp_path) == ["file"]
 
 
-def refuse(*_, **__):
-    raise OSError(errno.EROFS, "Read-only file system")
-
-
 @pytest.mark.parametrize("name", ["mkdir", "rename"])
 def test_a_write_that_fails_leaves_the_previous_checkpoint_and_nothing_else(tmp_path, name):
     jr.save(tmp_path, None, full(1))
@@ -269,19 +264,6 @@ def test_what_is_not_ours_is_never_deleted(tmp_path):
     }
 
 
-def test_what_a_killed_writer_left_is_deleted(tmp_path):
-    jr.save(tmp_path, None, full(1))
-    for name in ("checkpoint_5.part", "checkpoint_7.part"):
-        shutil.copytree(tmp_path / "checkpoint_0", tmp_path / name)
-    writer = os.open(tmp_path / "checkpoint_7.part", os.O_RDONLY)
-    fcntl.flock(writer, fcntl.LOCK_EX)  # it is alive
-    jr.save(tmp_path, None, full(2))
-    os.close(writer)
-    assert entries(tmp_path) == ["checkpoint_7.part", "checkpoint_8"]
-    jr.save(tmp_path, None, full(3))
-    assert entries(tmp_path) == ["checkpoint_9"]
-
-
 def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
     jr.save(tmp_path, None, full(0))
     mkdir, calls = os.mkdir, itertools.count()
@@ -357,7 +339,7 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     assert_same(jr.restore(tmp_path / "both", None, states[0]), states[1])
 
 
-@pytest.mark.parametrize("part", ["description.json", "arrays", "arrays/1", "arrays/1/.zarray", "arrays/1/0"])
+@pytest.mark.parametrize("part", ["description.json", "arrays", "arrays/1"])
 def test_a_half_copied_checkpoint_is_named_and_does_not_stand_in_the_way(tmp_path, part):
     for number in range(2):
         jr.save(tmp_path, None, full(number), keep=2)

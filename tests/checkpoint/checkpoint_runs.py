@@ -13,7 +13,6 @@ import pathlib
 import shutil
 import signal
 import sys
-import time
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -258,14 +257,6 @@ def filled(number):
 def numbers_in(state):
     """The numbers of all leaves."""
     return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
-
-
-def save_several(path, first, count):
-    """Save states of `count` growing numbers, with pauses in which others can read."""
-    jax.config.update("jax_platforms", "cpu")
-    for number in range(first, first + count):
-        jr.save(path, None, filled(number % 256))
-        time.sleep(0.2)
 
 
 def save_until_signalled(path, first, goes_on, connection):

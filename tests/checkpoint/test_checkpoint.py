@@ -96,19 +96,27 @@ def items(*leading):
 SAMPLERS = {"uniform": jr.Uniform(), "prioritized": jr.Prioritized(), "global": jr.Prioritized(normalize="global")}
 
 
+def comes_back(path, config, state):
+    state = noise(state)
+    jr.save(path, config, state)
+    assert_same(jr.restore(path, config, state), state)
+
+
 @pytest.mark.parametrize("sampler", [*map(rarely, ["uniform", "prioritized"]), "global"])
 @pytest.mark.parametrize("kind", ["replay", "any", "inside", rarely("episodes")])
 def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
+    settings = {"length": 6, "num_envs": 2, "sequence_length": 3, "hindsight": kind == "inside", "windows": kind}
     if kind == "replay":
-        buffer = jr.ReplayBuffer(capacity=6, sampler=SAMPLERS[sampler])
-        state = buffer.init(items(2))
+        buffer, rows = jr.ReplayBuffer(capacity=6, sampler=SAMPLERS[sampler]), items(2)
     else:
-        settings = {"length": 6, "num_envs": 2, "sequence_length": 3, "hindsight": kind == "inside"}
-        buffer = jr.SequenceBuffer(**settings, sampler=SAMPLERS[sampler], windows=kind)
-        state = buffer.init(items(1, 2))
-    state = noise(state)
-    jr.save(tmp_path / "run", buffer, state)
-    assert_same(jr.restore(tmp_path / "run", buffer, state), state)
+        buffer, rows = jr.SequenceBuffer(**settings, sampler=SAMPLERS[sampler]), items(1, 2)
+    comes_back(tmp_path, buffer, buffer.init(rows))
+
+
+def test_states_of_curricula_come_back_bit_for_bit(tmp_path):
+    config = {"tasks": jr.Tasks(num_tasks=5), "levels": jr.Levels(capacity=4)}
+    level = {"walls": np.zeros((3, 3), bool)}
+    comes_back(tmp_path, config, {"tasks": config["tasks"].init(), "levels": config["levels"].init(level)})
 
 
 @pytest.mark.parametrize(("backend", "fanout"), [("gpu", 64), rarely(("tpu", 128))])

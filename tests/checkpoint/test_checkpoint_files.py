@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_runs import assert_same, filled, numbers_in, save_several
+from checkpoint_runs import assert_same, numbers_in
 from faults import damaged, refuse
 
 import jaxreplay as jr
@@ -136,26 +136,6 @@ def test_a_saved_state_is_still_donated_in_place(tmp_path):
         state = buffer.add(state, rows)
         assert state.storage.unsafe_buffer_pointer() == place
         finish()
-
-
-@pytest.mark.slow
-def test_processes_that_save_to_one_path_take_turns(tmp_path, children):
-    started = []
-    for first in (100, 200):
-        process = children.Process(target=save_several, args=(tmp_path, first, 20))
-        process.start()
-        started.append(process)
-    seen = []
-    while any(process.is_alive() for process in started):
-        try:
-            seen.append(numbers_in(jr.restore(tmp_path, None, filled(0))))
-        except FileNotFoundError:
-            assert seen == []
-    assert [process.exitcode for process in started] == [0, 0]
-    assert len(set(map(tuple, seen))) > 3
-    assert all(len(numbers) == 1 for numbers in seen)
-    assert_one_of_at_least(39, tmp_path)
-    assert numbers_in(jr.restore(tmp_path, None, filled(0))) in ({119}, {219})
 
 
 # --- what fails, and what was left over

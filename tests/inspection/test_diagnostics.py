@@ -209,17 +209,6 @@ def test_every_buffer(kind, sampler):
         assert found["drawable"] < 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sequence", "sharded", "mixture"])
-def test_estimates_are_near_what_they_estimate(kind):
-    buffer = BUFFERS[kind](SAMPLERS["prioritized"])
-    state, prefix = filled_with(buffer), "1/" if kind == "mixture" else ""
-    drawn = jr.diagnostics(buffer, state, seeds.key(0), batch_size=400)
-    exact = jr.diagnostics(buffer, state, thorough=True)
-    for name in ("top_1pct_mass", "top_10pct_mass", "never_updated"):
-        np.testing.assert_allclose(drawn[prefix + name], exact[prefix + name], atol=0.1)
-
-
 @pytest.mark.parametrize("kind", ["mixture", "sequence", rarely("sharded")])
 def test_names_and_types_do_not_depend_on_values(kind):
     for sampler in SAMPLERS.values():

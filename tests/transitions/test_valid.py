@@ -272,9 +272,3 @@ def test_singles_are_transitions():
     assert len(jax.eval_shape(lambda batch: [*batch.to_singles()], plain)) == NUM_ENVS
     assert jr.TransitionBatch.from_single(s=1.0, a=0, logp=0, r=0.0, done=False, gamma=1.0, s_next=1.0).valid is None
     assert batch.copy(deep=True).valid.tolist() == batch.valid.tolist()
-
-
-def test_a_saved_batch_keeps_it(tmp_path):
-    batch = jax.tree.map(jnp.asarray, some())
-    jr.save(tmp_path, REPLAY, {"batch": batch})
-    assert_equal(jr.restore(tmp_path, REPLAY, {"batch": batch})["batch"], batch)

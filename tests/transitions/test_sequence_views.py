@@ -1,5 +1,7 @@
 """Transitions made of stored single frames are those that a tracer and a frame-stacking environment would have made."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,115 +134,57 @@ def drawn_sequences(seed, batch_size, length):
     }
 
 
-def of_numbers(steps, pairs, **options):
-    """What each pair of numbers, n and gamma, gives; in one program."""
-
-    @jax.jit
-    def run(steps):
-        return [jr.sequence_transitions(**steps, n=int(n), gamma=float(gamma), **options) for n, gamma in pairs]
-
-    return jax.device_get(run(steps))
+def annealed(steps, n, gamma, max_n=MAX_N):
+    settings = {"next_action": True, "record_extra_info": True}
+    return jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=max_n, **settings)
 
 
-def check_annealed(found, steps, n, expected):
-    """What a traced `n` and `gamma` give is what they give as numbers, row by row, but for the starts beyond L - MAX_N.
-
-    A longer sum may be added up in another order.
-    """
-    batch_size, length = steps["R"].shape
-
-    def at_starts(leaf):
-        return np.asarray(leaf).reshape(batch_size, length - n, *leaf.shape[1:])[:, : length - MAX_N]
-
-    expected = jax.tree.map(at_starts, expected)
-    (batch, valid), (like, like_valid) = found, expected
-    valid = np.asarray(valid).reshape(batch_size, -1)
-    np.testing.assert_array_equal(valid, like_valid)
-    for name, value in vars(like).items():
-        got = jax.tree.map(lambda x: np.asarray(x).reshape(batch_size, -1, *x.shape[1:]), getattr(batch, name))
-        if name == "extra_info":
-            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True):
-                assert x.shape[2] == MAX_N
-                np.testing.assert_array_equal(x[:, :, :n], y)
-                assert np.all((x[:, :, n:] == x[:, :, n - 1 : n]) | (x.dtype == bool))
-            if got is not None:
-                assert np.all(got["dones"][:, :, n:])
-        elif name in ("Rn", "In"):
-            np.testing.assert_allclose(got, value, rtol=2e-6, atol=1e-6)
-        else:
-            jax.tree.map(np.testing.assert_array_equal, got, value)
+def assert_same(found, expected):
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("next_action", [True, rarely(False)])
-def test_a_traced_n_gives_what_the_number_gives(next_action):
-    """For every n, with one program, in `jit`."""
-    steps = drawn_sequences(0, 16, 9)
-    options = {"next_action": next_action, "record_extra_info": True}
-    run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N, **options))
-    expected = of_numbers(steps, [(n, GAMMA) for n in range(1, MAX_N + 1)], **options)
-    for n in range(1, MAX_N + 1):
-        with compilations() as made:
-            found = run(np.int32(n), np.float32(GAMMA))
-        assert n == 1 or not made
-        check_annealed(found, steps, n, expected[n - 1])
-
-
-def test_n_and_gamma_are_annealed_in_a_scan():
-    """n from 5 to 1 and gamma from 0.97 to 0.997, in one program; eager calls share one too."""
+def test_n_and_gamma_are_annealed_in_a_scan_and_differ_between_seeds():
+    """n from 5 to 1 and gamma from 0.97 to 0.997, in one program, as in eager calls, which share one too."""
     steps, ns = drawn_sequences(1, 8, 7), np.arange(MAX_N, 0, -1, dtype=np.int32)
     gammas = 1 - np.geomspace(0.03, 0.003, MAX_N).astype(np.float32)
-
-    def step(_, annealed):
-        return None, jr.sequence_transitions(**steps, n=annealed[0], gamma=annealed[1], max_n=MAX_N)
-
-    scan = jax.jit(lambda *annealed: lax.scan(step, None, annealed)[1])
-    scanned = scan(ns, gammas)
+    scan = jax.jit(lambda *xs: lax.scan(lambda _, x: (None, annealed(steps, *x)), None, xs)[1])
+    scanned, mapped = scan(ns, gammas), jax.jit(jax.vmap(lambda *x: annealed(steps, *x)))(ns, gammas)
     with compilations() as made:
         scan(ns[::-1], gammas)
     assert not made
-    *expected, last = of_numbers(steps, [*zip(ns, gammas, strict=True), (3, GAMMA)])
-    for i, n in enumerate(ns):
-        check_annealed(at(scanned, i), steps, int(n), expected[i])
-    jr.sequence_transitions(**steps, n=1, gamma=jnp.asarray(np.float32(0.97)), max_n=MAX_N)
-    with compilations() as made:
-        found = jr.sequence_transitions(**steps, n=3, gamma=jnp.asarray(np.float32(GAMMA)), max_n=MAX_N)
-    assert not made
-    check_annealed(found, steps, 3, last)
+    for i, (n, gamma) in enumerate(zip(ns.tolist(), gammas, strict=True)):
+        with compilations() as made:
+            expected = annealed(steps, n, jnp.asarray(gamma))
+        assert i == 0 or not made
+        assert_same(at(scanned, i), expected)
+        assert_same(at(mapped, i), expected)
 
 
-def test_each_seed_has_its_own_n():
-    steps, ns = drawn_sequences(2, 4, 7), np.arange(1, MAX_N + 1, dtype=np.int32)
-    run = jax.vmap(lambda n: jr.sequence_transitions(**steps, n=n, gamma=GAMMA, max_n=MAX_N, next_action=True))
-    mapped = jax.jit(run)(ns)
-    expected = of_numbers(steps, [(n, GAMMA) for n in ns], next_action=True)
-    for n in ns:
-        check_annealed(at(mapped, n - 1), steps, int(n), expected[n - 1])
-
-
-@pytest.mark.parametrize("dtype", [np.int32, rarely(np.uint8), np.int8])
+@pytest.mark.parametrize("dtype", [np.int8, *map(rarely, [np.int32, np.uint8])])
 def test_a_traced_n_out_of_range_is_clipped(dtype):
     steps = drawn_sequences(3, 4, 7)
-    run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N))
-    one, most, none, all_ = of_numbers(steps, [(1, GAMMA), (MAX_N, GAMMA), (2, 0), (2, 1)])
-    for n, kept, expected in ((0, 1, one), (-7, 1, one), (MAX_N + 1, MAX_N, most), (127, MAX_N, most)):
+    run = jax.jit(functools.partial(annealed, steps))
+    half = np.float32(0.5)
+    for n, kept in ((0, 1), (-7, 1), (MAX_N + 1, MAX_N), (127, MAX_N)):
         if n >= 0 or dtype != np.uint8:
-            check_annealed(run(dtype(n), np.float32(GAMMA)), steps, kept, expected)
-    for gamma, expected in ((-0.5, none), (1.5, all_)):
-        check_annealed(run(dtype(2), np.float32(gamma)), steps, 2, expected)
+            assert_same(run(dtype(n), half), run(dtype(kept), half))
+    for gamma, kept in ((-0.5, 0), (1.5, 1)):
+        assert_same(run(dtype(2), np.float32(gamma)), run(dtype(2), np.float32(kept)))
     # A narrow dtype may not hold max_n.
     many, _ = jr.sequence_transitions(*[np.zeros((1, 301))] * 5, n=jnp.asarray(3, dtype), gamma=GAMMA, max_n=300)
     np.testing.assert_allclose(many.In, GAMMA**3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("gamma", [0.997, 0.97, 0.5, 0.0, 1.0])
-def test_powers_of_a_traced_gamma(gamma):
+def test_powers_of_a_traced_gamma():
     """To within float32's last place, where 50 products would be several off."""
     zeros, flags = np.zeros((1, 51), np.float32), np.zeros((1, 51), bool)
     run = jax.jit(lambda n, g: jr.sequence_transitions(zeros, zeros, zeros, flags, flags, n=n, gamma=g, max_n=50)[0].In)
-    powers = np.concatenate([run(np.int32(n), np.float32(gamma)) for n in range(1, 51)])
-    assert powers.dtype == np.float32
-    expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
-    np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
+    for gamma in (0.997, 0.97, 0.5, 0.0, 1.0):
+        powers = np.concatenate([run(np.int32(n), np.float32(gamma)) for n in range(1, 51)])
+        assert powers.dtype == np.float32
+        expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
+        np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
 
 
 @pytest.mark.versions

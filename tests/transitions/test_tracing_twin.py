@@ -346,8 +346,8 @@ OF_SEQUENCES = {  # in a hundred batches
 @pytest.mark.parametrize(
     ("next_action", "max_n", "discounts"),
     [
-        *((False, 5, False), (True, None, False), (False, None, True)),
-        *map(rarely, [(False, None, False), (True, 5, False), (True, 5, True)]),
+        *((False, 5, False), (True, None, False), (False, None, True), (True, 5, False)),
+        *map(rarely, [(False, None, False), (True, 5, True)]),
     ],
 )
 def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n, discounts):

@@ -109,32 +109,6 @@ def test_a_run_with_the_mask_forgotten_is_the_run_with_it(name):
         assert np.all(np.asarray(buffer.get(replay, buffer.newest(replay, 24)).S) > 0)
 
 
-def test_all_that_traces_says_what_is_valid():
-    rows = steps(0)
-    one = at(rows, 0)
-    sarsa = jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS, next_action=True)
-    returns = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=NUM_ENVS)
-    first = {name: x for name, x in one.items() if name != "mask"}
-    sequences = [x.swapaxes(0, 1) for x in (rows[name] for name in ("s", "a", "r", "terminated", "truncated"))]
-    emitted = [
-        whole(rows, n=3, gamma=0.9, flush=True),
-        whole(rows, n=2, gamma=0.9, max_n=3),
-        jr.sequence_transitions(*sequences, n=3, gamma=0.9, mask=rows["mask"].swapaxes(0, 1)),
-    ]
-    for tracer in (TRACER, sarsa, returns):
-        state = tracer.init(**first)
-        assert tracer.spec(**first).valid == jax.ShapeDtypeStruct((NUM_ENVS,), bool)
-        for t in range(4):
-            state, *found = tracer.add(state, **at(rows, t))
-            emitted.append(found)
-        emitted.append(tracer.flush(state)[1:])
-    for batch, valid in jax.device_get(emitted):
-        assert (batch.valid.dtype, batch.valid.shape) == (bool, batch.Rn.shape)
-        np.testing.assert_array_equal(batch.valid, valid)
-    assert any(np.any(np.asarray(valid)) for _, valid in emitted)
-    assert all(not np.all(np.asarray(valid)) for _, valid in emitted[:1])
-
-
 @pytest.mark.parametrize("buffer", [REPLAY, RESERVOIR, BUFFERS["sharded"][0], BUFFERS["mixture"][0]])
 def test_it_is_not_stored(buffer):
     """A buffer made for a batch with it is the buffer made for a batch without it."""
@@ -203,12 +177,6 @@ def test_at_any_depth(depth):
     bare = jax.tree.map(lambda x: x, state.storage)  # no leaf more than what is stored
     assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves(items)) - (1 if depth == "beside" else 2)
     assert_equal(masked, state)
-
-
-def test_bound():
-    batch = some()
-    replay = jr.bind(REPLAY, REPLAY.init(batch)).add(batch)
-    assert int(replay.size()) == batch.valid.sum()
 
 
 def test_set_leaves_other_rows_alone():

@@ -37,7 +37,6 @@ REASONS = {
     "test_replay_twin.py::test_a_buffer_of_one_item": LONG,
     "test_ray.py::test_an_actor_of_ray_owns_the_replay": "it needs a package that starts processes",
     "test_recent.py::test_large_sizes_have_no_gaps": "a smaller size is compared with the law",
-    "test_plot.py::test_the_package_does_not_import_matplotlib": "it starts a process, and seldom changes",
     "test_reservoir_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_sequence_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_sequence_twin.py::test_any_configuration": LONG,

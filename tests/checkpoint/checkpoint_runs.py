@@ -153,11 +153,6 @@ def step_mixture(config, carry, key):
     return {"replay": learn(config["replay"], replay, keys[2])}
 
 
-def step_reservoir(config, carry, key):
-    keys = jax.random.split(key, 3)
-    return {"replay": learn(config["replay"], config["replay"].add(carry["replay"], values(keys[0]), keys[1]), keys[2])}
-
-
 def init_pools(config):
     return {"pools": config["pools"].init()}
 
@@ -204,19 +199,14 @@ MIXTURE = jr.Mixture(
 def runs():
     """By name; those that are sharded want four devices on the CPU."""
     return {
-        "replay, uniform, n-step": replay_run(jr.Uniform(), N_STEP),
         "replay, prioritized, Monte Carlo": replay_run(
             PRIORITIZED, jr.MonteCarlo(gamma=0.9, max_length=6, num_envs=NUM_ENVS)
         ),
-        "sequences, uniform": sequence_run(jr.Uniform()),
         "replay, sharded": replay_run(PRIORITIZED, N_STEP, 4),
         "sequences, sharded": sequence_run(PRIORITIZED, 2),
-        "sequences, prioritized": sequence_run(PRIORITIZED),
         "windows inside, gaps, hindsight": windows_run("inside", PRIORITIZED),
-        "windows of episodes, gaps, hindsight": windows_run("episodes", PRIORITIZED),
-        "windows inside, uniform": windows_run("inside", jr.Uniform()),
+        "windows of episodes, uniform": windows_run("episodes", jr.Uniform()),
         "mixture with a reservoir": Run({"replay": MIXTURE}, init_mixture, step_mixture),
-        "reservoir": Run({"replay": MIXTURE.buffers[1]}, init_mixture, step_reservoir),
         "pools": Run(
             {"pools": jr.DifficultyPools(tasks_per_env=(30, 20), easy_threshold=1.0, hard_threshold=0.0)},
             init_pools,

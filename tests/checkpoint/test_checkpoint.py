@@ -5,9 +5,6 @@ import dataclasses
 import functools
 import json
 import os
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import chex
@@ -18,6 +15,7 @@ import optax
 import pytest
 import seeds
 from checkpoint_runs import Custom, Flax, Pair, advance, assert_same, begin, digest, runs
+from faults import run_program
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
 from helpers import check_tree, leaves_of, rarely
@@ -31,12 +29,6 @@ pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
 ONE = np.ones(1, np.int8)
 LIKE = jax.eval_shape(lambda: jnp.arange(2))
-ALWAYS = (
-    "sequences, sharded",
-    "pools",
-    "windows inside, gaps, hindsight",
-    "mixture with a reservoir",
-)  # of the runs; the others: slow
 
 
 @chex.dataclass
@@ -199,25 +191,16 @@ def test_a_state_without_values_comes_back(tmp_path):
     assert_same(jr.restore(tmp_path, None, state), state)
 
 
-@pytest.mark.parametrize("always", [rarely(True), rarely(False)])
-def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path, always):
+@pytest.mark.slow
+def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path):
     """One test of several runs, for one other process; in passing: what it imports, and its logs."""
-    chosen = {name: run for name, run in runs().items() if (name in ALWAYS) == always}
     ends, halves = {}, {}
-    for name, run in chosen.items():
+    for name, run in runs().items():
         carry = advance(name, begin(run))
         halves[name] = digest(carry)
         jr.save(tmp_path / name, run.config, carry)
         ends[name] = digest(advance(name, carry))
-    tests, package = pathlib.Path(__file__).parents[1], pathlib.Path(jr.__file__).parents[1]
-    path = [str(package), str(tests), os.environ.get("PYTHONPATH", "")]
-    child = subprocess.run(
-        [sys.executable, pathlib.Path(__file__).with_name("checkpoint_runs.py"), tmp_path],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    child = run_program("import checkpoint_runs; checkpoint_runs.main()", tmp_path)
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout)
     assert found["digests"] == ends

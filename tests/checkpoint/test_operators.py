@@ -7,13 +7,9 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
 import time
-import tomllib
 import warnings
 
 import jax
@@ -32,6 +28,7 @@ from faults import (
     in_child,
     in_time,
     refuse,
+    run_program,
     state,
     tree,
     unreadable,
@@ -232,12 +229,6 @@ def test_a_save_in_the_background_that_failed_unseen_is_told_by_the_next(tmp_pat
     for one in (NEW, NEXT):
         jr.save(tmp_path / other, None, one, wait=wait)()
     assert_alone(tmp_path / other, NEXT)
-
-
-def run_program(text, *arguments):
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
 FAILS_UNSEEN = """
@@ -482,31 +473,6 @@ def test_shapes_on_a_mesh_of_explicit_axes_are_restored(tmp_path, inside):
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
     for x in jax.tree.leaves(found):
         assert isinstance(x, int) or x.sharding.device_set == {jax.devices()[0]}
-
-
-# --- what is imported and required
-
-
-IMPORTS = """
-    import sys
-    import jax.numpy as jnp
-    import jaxreplay as jr
-
-    like = {"a": jnp.arange(4), "b": 3}
-    jr.save(sys.argv[1], None, like)
-    jr.save(sys.argv[1], None, like, wait=False)()
-    jr.restore(sys.argv[1], None, like)
-    print(sorted({name.partition(".")[0] for name in sys.modules} & {"orbax", "tensorstore"}))
-"""
-
-
-def test_orbax_is_neither_imported_nor_required(tmp_path):
-    done = run_program(IMPORTS, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['tensorstore']"
-    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert [x for x in project["dependencies"] if "orbax" in x] == []
-    assert [x for x in project["dependencies"] if "tensorstore" in x] != []
 
 
 # --- a writer that is slow

@@ -158,37 +158,8 @@ if may_mount():
         assert not found[0]
         assert chosen is not None or found[-1]
 
-    @pytest.mark.parametrize("wait", [False, rarely(True)])
-    def test_many_saves_on_a_full_disk_leave_nothing(tmp_path, wait):
-        old, new, following = MANY
-        with disk(tmp_path / "disk", "size=4m") as mounted:
-            if not mounted:
-                return
-            path = tmp_path / "disk" / "run"
-            jr.save(path, None, old)
-            fill(tmp_path / "disk" / "ballast", 2**18)  # more than half of what it takes
-            assert [attempt(path, new, wait) for _ in range(12)] == [False] * 12
-            assert_same(jr.restore(path, None, old), old)
-            assert os.listdir(path) == ["checkpoint_0"]
-            (tmp_path / "disk" / "ballast").unlink()
-            jr.save(path, None, following)
-            assert_alone(path, following)
-            time.sleep(QUIET)
-            assert os.listdir(path) == ["checkpoint_1"]
-
 
 # --- what failed and killed saves leave
-
-
-@pytest.mark.parametrize("wait", [True, rarely(False)])
-def test_many_saves_without_descriptors_leave_nothing(tmp_path, wait):
-    jr.save(tmp_path, None, OLD)
-    for first in range(12):
-        with hooked(tmp_path, Fails(errno.EMFILE, first, 2**31)):
-            attempt(tmp_path, NEW, wait)
-    assert which(tmp_path, OLD, NEW) in (0, 1)
-    jr.save(tmp_path, None, NEXT)
-    assert_alone(tmp_path, NEXT)
 
 
 def test_parts_without_a_writer_are_deleted_and_others_stay(tmp_path):

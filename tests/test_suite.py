@@ -17,7 +17,6 @@ REASONS = {
     "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
     "test_checkpoint_memory.py::test_memory_of_a_save_and_of_restores": DEAR,
     "test_crossings.py::test_options_that_meet_with_a_new_seed": LONG,
-    "test_difficulty_pools.py::test_normal_never_empties": DEAR,
     "test_difficulty_pools.py::test_order_holds_when_the_counters_wrap": DEAR,
     "test_difficulty_pools.py::test_recycle_draws_all_members_alike": "the twin recycles; how evenly is a law",
     "test_learning.py::test_values_under_a_time_limit": DEAR,

@@ -189,7 +189,8 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, w
 
 
 def test_which_folders_are_checkpoints(tmp_path):
-    for name in (0, 9, 10, 2**31 - 1, 2**31, "01", "", "-1", "2.part", "3.parts", "03.part", f"{2**31}.part"):
+    others = (2**31, "9" * 40, "01", "007", "", "-1", "+3", "3_0", " 3", "3\n", "\u0663", "3.parts", "03.part")
+    for name in (0, 9, 10, 2**31 - 1, *others, "2.part", f"{2**31}.part"):
         (tmp_path / f"checkpoint_{name}").mkdir()
     (tmp_path / "a_checkpoint_5").mkdir()
     assert _files.numbers(str(tmp_path)) == [2**31 - 1, 10, 9, 0]

@@ -10,13 +10,12 @@ import fcntl
 import itertools
 import os
 import pathlib
-import resource
 import shutil
 import time
 
 import pytest
 from checkpoint_runs import assert_same
-from faults import QUIET, Fails, assert_alone, disk, fill, hooked, in_child, state, tree, which
+from faults import QUIET, Fails, assert_alone, disk, fill, hooked, state, tree, which
 from helpers import rarely
 
 import jaxreplay as jr
@@ -69,38 +68,6 @@ def test_a_save_without_a_descriptor_at_each_of_its_calls(tmp_path, wait, more):
     time.sleep(QUIET)
     for arguments in found:
         check(*arguments)
-
-
-def starve(path, wait, more):
-    """If saves with no free descriptor, and each with some `more`, have worked; until several have."""
-    old, new, _ = MANY
-    jr.save(path / "old", None, old)
-    jr.save(path / "used once", None, new, wait=wait)()
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = []
-    for free in range(0, 100, more):
-        run = pathlib.Path(shutil.copytree(path / "old", path / str(free)))
-        used = {*map(int, os.listdir("/proc/self/fd"))}
-        lowest = itertools.islice((number for number in itertools.count() if number not in used), free, None)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next(lowest), most))
-        try:
-            saved = attempt(run, new, wait)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-        found.append((run, saved, tree(run)))
-        if all(saved for _, saved, _ in found[-3:]):
-            break
-    time.sleep(QUIET)
-    for arguments in found:
-        check(*arguments, MANY)
-    return [saved for _, saved, _ in found]
-
-
-@pytest.mark.parametrize(("wait", "more"), [(False, 3), *map(rarely, [(True, 1), (False, 1)])])
-def test_a_save_in_a_process_with_few_free_descriptors(tmp_path, children, wait, more):
-    found = in_child(children, starve, tmp_path, wait, more)
-    assert not found[0]
-    assert found[-1]
 
 
 # --- disks

@@ -1,4 +1,4 @@
-"""Transitions made of stored single frames are those that a tracer and a frame-stacking environment would have made."""
+"""Views of drawn sequences: n-step transitions with a traced n, stacks of frames, priorities and burn-in."""
 
 import functools
 
@@ -10,110 +10,10 @@ import pytest
 import seeds
 from helpers import at, compilations, rarely, rejects
 from jax import lax
-from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
 
 import jaxreplay as jr
 
-STACK, N, GAMMA = 4, 3, 0.97
-
-
-def traced(streams):
-    """By action: the transitions of jr.NStep behind a wrapper that stacks frames, in an ordinary loop."""
-    found = {}
-    for episodes in streams:
-        tracer = jr.NStep(n=N, gamma=GAMMA)
-        tracing = None
-        for episode in episodes:
-            stack = np.zeros((2, 2, STACK), np.uint8)
-            stack[..., -1] = episode["frame"][0]
-            for t in range(len(episode["reward"])):
-                following = np.concatenate([stack[..., 1:], episode["frame"][t + 1][..., None]], axis=-1)
-                step = (
-                    stack,
-                    episode["action"][t],
-                    episode["reward"][t],
-                    *(episode[name][t] for name in FLAGS),
-                    following,
-                )
-                step = jax.tree.map(lambda x: np.asarray(x)[None], step)
-                tracing = tracer.init(*step) if tracing is None else tracing
-                tracing, batch, valid = tracer.add(tracing, *step)
-                if np.asarray(valid)[0]:
-                    batch = jax.tree.map(lambda x: np.asarray(x)[0], batch)
-                    found[int(batch.A)] = batch
-                stack = following
-    return found
-
-
-def cut_short(episode):
-    """The episode that is left of a truncated one whose final observation is not stored."""
-    if episode["terminated"][-1]:
-        return episode
-    shorter = {name: x[:-1] for name, x in episode.items()}
-    if len(shorter["truncated"]):
-        shorter["truncated"][-1] = True
-    return shorter
-
-
-def view(items):
-    """Drawn sequences of single frames -> one n-step transition of stacked frames each."""
-    ends = ~items["step"] | (items["terminated"] | items["truncated"]) & jnp.roll(items["step"], -1, axis=1)
-    stacks = jr.stack_frames(items["frame"], ends, STACK)
-    rest = jax.tree.map(lambda x: x[:, STACK - 1 :], items)
-    rows = [rest[name] for name in ("action", "reward", "terminated", "truncated")]
-    return jr.sequence_transitions(stacks, *rows, n=N, gamma=GAMMA, mask=rest["step"])
-
-
-@pytest.mark.parametrize("final_rows", [True, rarely(False)])
-def test_atari_style_transitions_from_single_frames(final_rows):
-    """At terminations, truncations, resets and the ring's seam: all that can be drawn, after every add."""
-    num_rows = 100
-    streams = make_episodes(0, num_rows)
-    rows = as_rows(streams, num_rows, final_rows)
-    if not final_rows:
-        streams = [[cut_short(episode) for episode in episodes] for episodes in streams]
-    expected = traced(streams)
-    length = STACK + N
-    buffer = jr.SequenceBuffer(length=23, num_envs=NUM_ENVS, sequence_length=length, donate=False)
-    state = buffer.init(rows)
-    in_jit = jax.jit(lambda state, handles: view(buffer.get(state, handles)))
-    compared, endings, seams, time = set(), set(), 0, 0
-    for rollout in [11, 1, 1, 11, 1] * 4:
-        chunk = {name: x[time : time + rollout] for name, x in rows.items()}
-        if len(chunk["step"]) == 0:
-            break
-        time += len(chunk["step"])
-        state = buffer.add(state, chunk)
-        starts = range(max(0, time - 23), time - length + 1)
-        handles = np.array([k * NUM_ENVS + e for k in starts for e in range(NUM_ENVS)], np.int32)
-        assert buffer.size(state) == len(handles)
-        handles = np.pad(handles, (0, 17 * NUM_ENVS - len(handles)), constant_values=-1)
-        batch, valid = jax.tree.map(np.asarray, in_jit(state, handles))
-        valid = valid & (handles >= 0)
-        # Every sequence whose transition starts with a step gives one, but for those cut short.
-        first = np.array([rows["step"][k + STACK - 1] for k in starts]).reshape(-1)
-        if final_rows:
-            np.testing.assert_array_equal(valid[: len(first)], first)
-        else:
-            assert np.all(first[valid[: len(first)]])
-        for row in np.flatnonzero(valid):
-            action = int(batch.A[row])
-            # Behind a terminal step there is no next state; without its own row, another episode's is read.
-            compare_next = final_rows or bool(batch.In[row] > 0)
-            for name in ("S", "A", "Rn", "In", *["S_next"] * compare_next):
-                np.testing.assert_array_equal(getattr(batch, name)[row], getattr(expected[action], name), err_msg=name)
-            compared.add(action)
-            endings.add((float(batch.In[row]) == 0.0, float(batch.In[row]) == np.float32(GAMMA**N)))
-        seams += sum(k % 23 > 23 - length for k in starts)
-    assert seams > 50
-    assert endings == {(True, False), (False, True), (False, False)}
-    stored = [k for k in range(STACK - 1, num_rows - N) for _ in range(NUM_ENVS)]
-    assert len(compared) > 0.7 * len(stored)
-    last = rows["step"][STACK - 1 : num_rows - N]
-    if final_rows:
-        assert len(compared) == last.sum()
-
-
+GAMMA = 0.97
 MAX_N = 5
 
 

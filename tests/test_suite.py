@@ -14,7 +14,6 @@ REASONS = {
     "test_as_flashbax.py::test_the_recipe_agent_runs_with_flashbax_too": PEER,
     "test_as_flashbax.py::test_what_differs_is_as_its_head_says": PEER,
     "test_as_flashbax.py::test_starts_of_a_full_uniform_buffer_with_a_period": PEER,
-    "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
     "test_checkpoint_memory.py::test_memory_of_a_save_and_of_restores": DEAR,
     "test_crossings.py::test_options_that_meet_with_a_new_seed": LONG,
     "test_difficulty_pools.py::test_order_holds_when_the_counters_wrap": DEAR,

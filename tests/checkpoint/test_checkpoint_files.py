@@ -58,19 +58,6 @@ def assert_one_of_at_least(number, path):
 # --- threads
 
 
-@pytest.mark.parametrize("wait", [True, False])
-def test_threads_that_save_to_two_paths_at_once(tmp_path, wait):
-    def save(name, numbers):
-        for number in numbers:
-            jr.save(tmp_path / name, name, full(number), wait=wait)()
-
-    found = in_threads(*(functools.partial(save, f"run{i}", range(i, 20 + i, 4)) for i in range(4)))
-    assert found == [None] * 4
-    for i in range(4):
-        assert_same(jr.restore(tmp_path / f"run{i}", f"run{i}", full(0)), full(16 + i))
-        assert entries(tmp_path / f"run{i}") == ["checkpoint_4"]
-
-
 def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(tmp_path):
     jr.save(tmp_path, None, full(0))
     seen, done = [], threading.Event()

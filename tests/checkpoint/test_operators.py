@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_runs import N_STEP, assert_same, environment_step
+from checkpoint_runs import assert_same
 from faults import (
     OPENS,
     WITHIN,
@@ -329,9 +329,12 @@ EXPLICIT = Mesh(np.array(jax.devices("cpu")[:4]), ("data",), axis_types=(AxisTyp
 ON_MESH = jr.Sharded(buffer=jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(), donate=False), mesh=EXPLICIT)
 
 
+N_STEP = jr.NStep(n=2, gamma=0.9, num_envs=8)
+
+
 def made_on_mesh():
     x = np.arange(8, dtype=np.float32)
-    tracer = N_STEP.init(*environment_step(jax.random.key(0)))
+    tracer = N_STEP.init(*[x] * 6)
     keys = {"key": jax.random.key(3), "keys": jax.random.split(jax.random.key(1), 4)}
     return keys | {"replay": ON_MESH.add(ON_MESH.init(x), x), "tracer": tracer, "params": jnp.arange(4), "n": 3}
 

@@ -121,21 +121,6 @@ def test_wrong_arguments_of_sequence_transitions():
     rejects("leading axes", jr.sequence_transitions, x, x[:1], x, flags, flags, n=1, gamma=0.9)
 
 
-def test_sample_mask_applies_to_the_result_if_final_observations_are_missing():
-    """As the guide for recurrent agents says: nothing bootstraps from the next episode's first row, 10."""
-    obs = np.array([[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]], np.float32)
-    truncated, no = obs == 2, obs < 0
-    buffer = jr.SequenceBuffer(length=6, num_envs=1, sequence_length=6, windows="cut")
-    rows = {"obs": obs.T, "truncated": truncated.T}
-    sample = buffer.sample(buffer.add(buffer.init(rows), rows, ends=truncated.T), jax.random.key(0), 1)
-    mask = np.asarray(sample.mask)
-    for n in (1, 2):
-        batch, valid = jr.sequence_transitions(sample.items["obs"], obs, obs, no, truncated, n=n, gamma=0.5)
-        valid = np.asarray(valid) & mask[:, :-n].reshape(-1)
-        assert np.asarray(batch.S)[valid].tolist() == [0, 1]  # and none from 2, whose final observation is missing
-        assert np.asarray(batch.S_next)[valid].tolist() == [n, 2]
-
-
 def test_sequence_priority():
     td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
     mask = np.array([[True, True, True], [True, False, True], [False, False, False]])

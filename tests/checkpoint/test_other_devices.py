@@ -89,8 +89,8 @@ def test_it_equals_migrate_bit_for_bit(tmp_path, counts):
 
 @pytest.mark.parametrize("backend", ["tpu", rarely("gpu")])
 def test_it_equals_migrate_in_the_layout_of_another_backend(tmp_path, monkeypatch, backend):
-    old, new = over_devices(REPLAY, 4), over_devices(REPLAY, 2)
-    state = filled(old, 2, 8)
+    old, new = over_devices(REPLAY, 8), over_devices(REPLAY, 4)
+    state = saved(8)["others"][1]["first"]
     jr.save(tmp_path, old, state)
     monkeypatch.setattr(devices, "backend_of", lambda arrays=(): backend)
     expected = jr.migrate(old, state.on_this_backend(), new)

@@ -6,6 +6,7 @@ They know how a checkpoint lies on the disk, and no name of the package but `sav
 import builtins
 import collections
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -14,6 +15,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 import threading
 import traceback
 import warnings
@@ -126,6 +129,10 @@ def hooked(folder, hook, calls=OPENS):
             opens_anew = name in ("listdir", "scandir", *(name for _, name in READS))
             patch.setattr(module, name, wrapped(getattr(module, name), opens_anew))
         yield
+
+
+def refuse(*_, **__):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 class Fails:
@@ -270,6 +277,15 @@ def check_durable(events, path, part):
         assert events[i + 1][:2] == ("fsync", path), "the rename is durable before anything else happens"
     assert {("fsync", str(x)) for x in pathlib.Path(path).parents[:2]} <= {x[:2] for x in events[: named[0]]}
     return named
+
+
+def run_program(text, *arguments):
+    """The completed process of a Python program that has the package and the tests."""
+    own = pathlib.Path(__file__).parent
+    path = [str(pathlib.Path(jr.__file__).parents[1]), str(own), str(own.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 class Child:

@@ -1,7 +1,6 @@
 """Who may write and read a checkpoint at the same time, what fails, and which bits are noticed."""
 
 import concurrent.futures
-import errno
 import fcntl
 import functools
 import itertools
@@ -14,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_runs import assert_same, filled, numbers_in, save_several
-from faults import damaged
+from checkpoint_runs import assert_same, numbers_in
+from faults import damaged, refuse
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _arrays, _files, _processes
@@ -57,19 +56,6 @@ def assert_one_of_at_least(number, path):
 
 
 # --- threads
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_threads_that_save_to_two_paths_at_once(tmp_path, wait):
-    def save(name, numbers):
-        for number in numbers:
-            jr.save(tmp_path / name, name, full(number), wait=wait)()
-
-    found = in_threads(*(functools.partial(save, f"run{i}", range(i, 20 + i, 4)) for i in range(4)))
-    assert found == [None] * 4
-    for i in range(4):
-        assert_same(jr.restore(tmp_path / f"run{i}", f"run{i}", full(0)), full(16 + i))
-        assert entries(tmp_path / f"run{i}") == ["checkpoint_4"]
 
 
 def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(tmp_path):
@@ -139,26 +125,6 @@ def test_a_saved_state_is_still_donated_in_place(tmp_path):
         finish()
 
 
-@pytest.mark.slow
-def test_processes_that_save_to_one_path_take_turns(tmp_path, children):
-    started = []
-    for first in (100, 200):
-        process = children.Process(target=save_several, args=(tmp_path, first, 20))
-        process.start()
-        started.append(process)
-    seen = []
-    while any(process.is_alive() for process in started):
-        try:
-            seen.append(numbers_in(jr.restore(tmp_path, None, filled(0))))
-        except FileNotFoundError:
-            assert seen == []
-    assert [process.exitcode for process in started] == [0, 0]
-    assert len(set(map(tuple, seen))) > 3
-    assert all(len(numbers) == 1 for numbers in seen)
-    assert_one_of_at_least(39, tmp_path)
-    assert numbers_in(jr.restore(tmp_path, None, filled(0))) in ({119}, {219})
-
-
 # --- what fails, and what was left over
 
 
@@ -171,10 +137,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, below, wait)
         jr.save(tmp_path.joinpath(*below), None, full(1), wait=wait)
     assert {*threading.enumerate()} <= before
     assert entries(tmp_path) == ["file"]
-
-
-def refuse(*_, **__):
-    raise OSError(errno.EROFS, "Read-only file system")
 
 
 @pytest.mark.parametrize("name", ["mkdir", "rename"])
@@ -214,7 +176,8 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, w
 
 
 def test_which_folders_are_checkpoints(tmp_path):
-    for name in (0, 9, 10, 2**31 - 1, 2**31, "01", "", "-1", "2.part", "3.parts", "03.part", f"{2**31}.part"):
+    others = (2**31, "9" * 40, "01", "007", "", "-1", "+3", "3_0", " 3", "3\n", "\u0663", "3.parts", "03.part")
+    for name in (0, 9, 10, 2**31 - 1, *others, "2.part", f"{2**31}.part"):
         (tmp_path / f"checkpoint_{name}").mkdir()
     (tmp_path / "a_checkpoint_5").mkdir()
     assert _files.numbers(str(tmp_path)) == [2**31 - 1, 10, 9, 0]
@@ -267,19 +230,6 @@ def test_what_is_not_ours_is_never_deleted(tmp_path):
     assert {*entries(tmp_path)} - {str(file.relative_to(tmp_path)).split("/")[0] for file in before} == {
         "checkpoint_1005"
     }
-
-
-def test_what_a_killed_writer_left_is_deleted(tmp_path):
-    jr.save(tmp_path, None, full(1))
-    for name in ("checkpoint_5.part", "checkpoint_7.part"):
-        shutil.copytree(tmp_path / "checkpoint_0", tmp_path / name)
-    writer = os.open(tmp_path / "checkpoint_7.part", os.O_RDONLY)
-    fcntl.flock(writer, fcntl.LOCK_EX)  # it is alive
-    jr.save(tmp_path, None, full(2))
-    os.close(writer)
-    assert entries(tmp_path) == ["checkpoint_7.part", "checkpoint_8"]
-    jr.save(tmp_path, None, full(3))
-    assert entries(tmp_path) == ["checkpoint_9"]
 
 
 def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
@@ -357,7 +307,7 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     assert_same(jr.restore(tmp_path / "both", None, states[0]), states[1])
 
 
-@pytest.mark.parametrize("part", ["description.json", "arrays", "arrays/1", "arrays/1/.zarray", "arrays/1/0"])
+@pytest.mark.parametrize("part", ["description.json", "arrays", "arrays/1"])
 def test_a_half_copied_checkpoint_is_named_and_does_not_stand_in_the_way(tmp_path, part):
     for number in range(2):
         jr.save(tmp_path, None, full(number), keep=2)

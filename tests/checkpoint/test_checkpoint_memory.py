@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from faults import in_child
 from helpers import over_devices
 
 import jaxreplay as jr
@@ -32,9 +33,8 @@ def resident(name):
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 
 
-def measure(what, path, connection):
-    """Tell by how much one call raises the largest memory, and the bytes of the state."""
-    jax.config.update("jax_platforms", "cpu")
+def measure(what, path):
+    """By how much one call raises the largest memory, and the bytes of the state."""
     jax.config.update("jax_num_cpu_devices", 8)
     jr.save(path / "small", None, jnp.arange(9), step=1)  # what is used once
     jr.restore(path / "small", None, jnp.arange(9))
@@ -52,41 +52,26 @@ def measure(what, path, connection):
         jr.save(path / "plain", None, state)
     else:
         jr.restore(path / ("plain" if is_plain else "sharded"), config, like)
-    connection.send((resident("VmHWM") - before, size))
+    return resident("VmHWM") - before, size
 
 
-def fill(path, connection):
+def fill(path):
     """Save a full buffer on eight devices."""
-    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     config = buffer("save")
     state, rows = config.init(items(8)), items(ROWS // 8)
     for _ in range(8):
         state = config.add(state, rows)
     jr.save(path / "sharded", config, state)
-    connection.send(None)
-
-
-def run(children, function, *arguments):
-    ours, theirs = children.Pipe(duplex=False)
-    process = children.Process(target=function, args=(*arguments, theirs))
-    process.start()
-    theirs.close()
-    try:
-        assert ours.poll(WITHIN)
-        return ours.recv()
-    finally:
-        process.kill()
-        process.join()
 
 
 @pytest.mark.slow
 def test_memory_of_a_save_and_of_restores(tmp_path, children):
     """Of 1 GiB."""
-    run(children, fill, tmp_path)
+    in_child(children, fill, tmp_path, within=WITHIN)
     found = {}
     for what, most in MOST.items():
-        grown, size = run(children, measure, what, tmp_path)
+        grown, size = in_child(children, measure, what, tmp_path, within=WITHIN)
         assert size >= 2**30
         if grown > most * size:
             found[what] = grown / size

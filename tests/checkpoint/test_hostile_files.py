@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import pathlib
 import re
 import resource
 import shutil
@@ -15,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checkpoint_runs import assert_same, rewrite
+from faults import LONG, Child
 
 import jaxreplay as jr
 from jaxreplay.__main__ import main
 
 pytestmark = pytest.mark.versions
-WITHIN = 120  # seconds; what takes longer hangs
 HUGE, ESCAPE = 2**40, "\x1b[31m\x07"
-STATE = {"a": jnp.arange(5, dtype=jnp.int32), "key": jax.random.key(0), "n": 3}
+STATE = {"a": jnp.arange(5, dtype=jnp.int32), "key": jax.random.key(0), "n": 3, "small": jnp.arange(3, dtype=jnp.uint8)}
 CHUNK, ARRAY = "arrays/0/0", "arrays/0/.zarray"
 
 
@@ -150,7 +149,9 @@ CASES = {
     "leaf's shape": (claims("leaves", 0, "shape", value=[HUGE]), r"like\['a'\]: saved int32\[1099511627776\], given"),
     "leaf's dtype": (claims("leaves", 0, "dtype", value="object"), r"like\['a'\]: saved object\[5\], given int32"),
     "kind of keys": (claims("leaves", 1, "dtype", value="key<rbg>"), r"like\['key'\]: saved key<rbg>\[\], given key"),
-    **{f"weak {x}": (claims("leaves", 0, "weak", value=x), DAMAGED) for x in ("yes", [], None)},
+    **{f"weak {x}": (claims("leaves", 0, "weak", value=x), DAMAGED) for x in ("yes", [], [1], 7, None)},
+    **{f"weak {i}": (claims("leaves", i, "weak", value=True), DAMAGED) for i in (1, 3)},  # of keys and of bytes
+    **{f"key {i}": (claims("leaves", i, "key", value="threefry2x32"), DAMAGED) for i in (0, 1)},  # more than is known
     "number": (claims("leaves", 2, "number", value="x"), DAMAGED),
     "large number": (claims("leaves", 2, "number", value=float("inf")), DAMAGED),
     "path": (claims("leaves", 0, "path", value=f"a{ESCAPE}"), DAMAGED),
@@ -187,16 +188,12 @@ def test_hostile_files_are_an_error_at_once(tmp_path, children):
     for name, (change, _) in CASES.items():
         shutil.copytree(tmp_path / "good", tmp_path / name.replace("/", "."))
         change(tmp_path / name.replace("/", ".") / "checkpoint_0")
-    ours, theirs = children.Pipe(duplex=False)
-    process = children.Process(target=restore_all, args=(tmp_path, theirs))
-    process.start()
-    theirs.close()
-    wrong = {}
+    child, wrong = Child(children, restore_all, tmp_path), {}
     try:
         for name, (_, expected) in CASES.items():
-            assert ours.poll(WITHIN), f"hangs: {name}"
+            assert child.ours.poll(LONG), f"hangs: {name}"
             try:
-                found, message, printed = ours.recv()
+                found, message, printed = child.ours.recv()
             except EOFError:
                 pytest.fail(f"aborts: {name}")
             assert found == name
@@ -205,26 +202,12 @@ def test_hostile_files_are_an_error_at_once(tmp_path, children):
             if not re.search(expected or "^None$", str(message)):
                 wrong[name] = message
         assert wrong == {}
-        assert ours.poll(WITHIN)
-        assert ours.recv() < 100 * 2**20
+        assert child.ours.poll(LONG)
+        assert child.ours.recv() < 100 * 2**20
     finally:
-        process.kill()
-        process.join()
+        child.process.kill()
+        child.process.join()
     assert_same(jr.restore(tmp_path / "good", None, STATE), STATE)
-
-
-def test_a_description_that_may_not_be_read(tmp_path, monkeypatch):
-    jr.save(tmp_path, None, STATE)
-    call = os.open
-
-    def refuse(path, *arguments, **named):
-        if pathlib.Path(path).name == "description.json":
-            raise PermissionError(13, "Permission denied", path)
-        return call(path, *arguments, **named)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError, match=r"description.json"):
-        jr.restore(tmp_path, None, STATE)
 
 
 def test_the_order_of_names_in_a_description_does_not_matter(tmp_path):

@@ -3,10 +3,8 @@
 import collections
 import itertools
 import os
-import pathlib
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_until_signalled
-from faults import Child, check_durable, in_time, recorded
+from faults import Child, check_durable, in_time, recorded, run_program
 from helpers import rarely
 
 import jaxreplay as jr
@@ -154,8 +152,7 @@ def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
 
 
 PROGRAM = """
-import sys, numpy as np, jax, jaxreplay as jr
-jax.config.update("jax_platforms", "cpu")
+import sys, numpy as np, jaxreplay as jr
 x = np.arange(2**22, dtype=np.int32)
 for number in range(2):
     finish = jr.save(sys.argv[1], None, {"x": x + number, "n": number}, wait=False)
@@ -164,14 +161,7 @@ raise RuntimeError("of the training")
 
 
 def test_a_begun_save_is_completed_when_the_program_ends_by_an_error(tmp_path):
-    package = pathlib.Path(jr.__file__).parents[1]
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path],
-        env=os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN,
-    )
+    found = run_program(PROGRAM, tmp_path)
     assert found.returncode == 1
     assert found.stderr.rstrip().endswith("RuntimeError: of the training"), found.stderr
     assert found.stderr.count("Traceback") == 1

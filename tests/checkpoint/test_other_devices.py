@@ -16,7 +16,7 @@ from jaxreplay._common import devices
 
 pytestmark = pytest.mark.versions
 PER = jr.Prioritized(alpha=0.7, normalize="global")
-REPLAY = jr.ReplayBuffer(capacity=40, sampler=PER, count_updates=True, donate=False)
+REPLAY = jr.ReplayBuffer(capacity=40, axes=2, sampler=PER, count_updates=True, donate=False)
 SEQUENCE = jr.SequenceBuffer(length=9, num_envs=8, sequence_length=3, windows="inside", sampler=PER, donate=False)
 SPENT = jr.ReplayBuffer(capacity=16, max_uses=2, donate=False)
 
@@ -34,7 +34,7 @@ def filled(buffer, *leading):
     """A state that has lost its first items, with priorities of some of the others."""
     state, rng = buffer.init(items(0, *leading)), seeds.rng(0)
     for t in range(7):
-        rows = items(8 * t, *leading)
+        rows = items(np.prod(leading) * t, *leading)
         state = buffer.add(state, rows, **no_ends(buffer, rows))
     handles = np.asarray(buffer.newest(state, 8))
     return buffer.update(state, handles, rng.exponential(size=8).astype(np.float32))
@@ -48,9 +48,10 @@ def configuration(count):
 
 
 def states(config):
+    mixed = config["mixed"].buffers
     return {
-        "mixed": tuple(filled(buffer, 8) for buffer in config["mixed"].buffers),
-        "others": [filled(config["others"][0], 1, 8), {"first": filled(config["others"][1]["first"], 8)}],
+        "mixed": (filled(mixed[0], 2, 8), *(filled(buffer, 8) for buffer in mixed[1:])),
+        "others": [filled(config["others"][0], 1, 8), {"first": filled(config["others"][1]["first"], 2, 8)}],
         "step": 5,
         "params": jax.device_put(np.arange(3, dtype=np.float32)),
     }
@@ -88,8 +89,8 @@ def test_it_equals_migrate_bit_for_bit(tmp_path, counts):
 
 @pytest.mark.parametrize("backend", ["tpu", rarely("gpu")])
 def test_it_equals_migrate_in_the_layout_of_another_backend(tmp_path, monkeypatch, backend):
-    old, new = over_devices(REPLAY, 4), over_devices(REPLAY, 2)
-    state = filled(old, 8)
+    old, new = over_devices(REPLAY, 8), over_devices(REPLAY, 4)
+    state = saved(8)["others"][1]["first"]
     jr.save(tmp_path, old, state)
     monkeypatch.setattr(devices, "backend_of", lambda arrays=(): backend)
     expected = jr.migrate(old, state.on_this_backend(), new)
@@ -104,7 +105,7 @@ def test_a_mesh_of_other_devices_and_names_or_none_is_the_same_configuration(tmp
         REPLAY,
     ]
     for number, old in enumerate(others):
-        state = filled(old, 8)
+        state = filled(old, 2, 8)
         jr.save(tmp_path / str(number), {"replay": old}, {"replay": state})
         for new in others:
             same = getattr(new, "num_shards", 0) == getattr(old, "num_shards", 0)
@@ -112,8 +113,8 @@ def test_a_mesh_of_other_devices_and_names_or_none_is_the_same_configuration(tmp
             like = {"replay": jax.eval_shape(lambda x=expected: x)}
             found = jr.restore(tmp_path / str(number), {"replay": new}, like)["replay"]
             assert_same(found, expected)
-            assert found.ring.size.sharding.device_set == new.init(items(0, 8)).ring.size.sharding.device_set
-    ends = [REPLAY.add(x, items(100, 8)) for x in (found, expected)]  # they go on alike
+            assert found.ring.size.sharding.device_set == new.init(items(0, 2, 8)).ring.size.sharding.device_set
+    ends = [REPLAY.add(x, items(200, 2, 8)) for x in (found, expected)]  # they go on alike
     drawn = [REPLAY.sample(x, jax.random.key(0), 8) for x in ends]
     jax.tree.map(np.testing.assert_array_equal, *drawn)
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoint_runs import filled, numbers_in
+from faults import Child
 
 import jaxreplay as jr
 
@@ -26,7 +27,7 @@ def save_for_ever(path, connection):
     jax.config.update("jax_platforms", "cpu")
     for number in itertools.count():
         jr.save(path, None, filled(number % 256))
-        connection.send(number)
+        connection.send(("saved", number))
 
 
 def mount(image, folder):
@@ -52,31 +53,26 @@ if may_mount():
         subprocess.run(["mkfs.ext4", "-q", image], check=True)
         if not mount(image, disk):
             return  # a container that may not
-        ours, theirs = children.Pipe(duplex=False)
-        process = children.Process(target=save_for_ever, args=(disk / "run", theirs))
-        process.start()
-        rng, seen, ended = random.Random(0), [], -1
+        child, rng, seen = Child(children, save_for_ever, disk / "run"), random.Random(0), []
         try:
-            while len(seen) < 20 and ended < 200:
+            child.wait("saved", 1)
+            while len(seen) < 20 and child.last["saved"] < 200:
                 time.sleep(0.3 * rng.random())
-                while ours.poll():
-                    ended = ours.recv()
-                if ended < 0:
-                    continue
-                os.kill(process.pid, signal.SIGSTOP)
+                child.read()
+                os.kill(child.process.pid, signal.SIGSTOP)
                 copy.write_bytes(b"")
                 while not filecmp.cmp(image, copy, shallow=False):  # else it has changed while it was copied
                     shutil.copyfile(image, copy)
-                os.kill(process.pid, signal.SIGCONT)
+                os.kill(child.process.pid, signal.SIGCONT)
                 assert mount(copy, after)
                 try:
                     (restored,) = numbers_in(jr.restore(after / "run", None, like=filled(0)))
                 finally:
                     unmount(after)
-                assert restored >= ended % 256
+                assert restored >= child.last["saved"] % 256
                 seen.append(restored)
         finally:
-            process.kill()
-            process.join()
+            child.process.kill()
+            child.process.join()
             unmount(disk)
         assert len(np.unique(seen)) > 10

@@ -5,7 +5,6 @@ import hashlib
 import math
 
 import chex
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,6 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.curricula import _pool_moves as _moves
 from jaxreplay.curricula import _pool_state as _state
 
 CASES = cases("pools")
@@ -72,7 +70,7 @@ def make(tasks_per_env=(10,), easy=0.9, hard=0.1, caps=(0.5, 0.4), **settings):
     )
 
 
-@pytest.mark.parametrize("case", [*CASES[::3], *(rarely(case) for i, case in enumerate(CASES) if i % 3)])
+@pytest.mark.parametrize("case", [CASES[0], *map(rarely, CASES[1:])])
 def test_published_traces(case):
     names, counts = list(case["envs"]), list(case["envs"].values())
     first = dict(zip(names, np.cumsum([0, *counts]), strict=False))
@@ -182,11 +180,10 @@ def test_means_are_compared_as_in_float64():
     rewards = np.array([[i < solved for i in range(most)] for solved, _ in groups])
     mask = np.array([[i < rollouts for i in range(most)] for _, rollouts in groups])
     tasks = np.arange(len(groups))
-    for threshold in (0.29,):
-        pools = make((len(groups) * 10,), easy=threshold, hard=threshold)
-        state, _ = pools.update(pools.init(), tasks, rewards, mask=mask)
-        labels = [1 if solved / rollouts >= threshold else 2 for solved, rollouts in groups]
-        np.testing.assert_array_equal(np.asarray(pools.pool_of(state))[: len(groups)], labels)
+    pools = make((len(groups) * 10,), easy=0.29, hard=0.29)
+    state, _ = pools.update(pools.init(), tasks, rewards, mask=mask)
+    labels = [1 if solved / rollouts >= 0.29 else 2 for solved, rollouts in groups]
+    np.testing.assert_array_equal(np.asarray(pools.pool_of(state))[: len(groups)], labels)
     pools = make((10,), easy=0.9, hard=-0.9)
     state, _ = pools.update(pools.init(), np.array([0, 1, 2]), np.array([[0.9] * 4, [-0.9] * 4, [0.89] * 4]))
     assert pools.pool_of(state).tolist() == [1, 2, *[0] * 8]
@@ -202,38 +199,6 @@ def fractions_at_the_edge(rng, num_tasks):
     return easy, hard if easy + hard < 1 else float(np.nextafter(hard, 0))
 
 
-@pytest.mark.parametrize("most", [rarely(200), rarely(2000)])
-def test_normal_never_empties(most):
-    """Every size from 1 to `most`, caps at the edge of float64, all tasks solved, all failed, and at random."""
-    rng = seeds.rng(0)
-    sizes = [[n, most - n] for n in range(1, most + 1)]
-    caps = np.array([make(size, caps=fractions_at_the_edge(rng, size[0])).caps for size in sizes])
-    tasks = jnp.arange(most, dtype=jnp.int32)
-    labels = np.stack([np.ones(most), np.full(most, 2), rng.integers(0, 3, most)]).astype(np.int32)
-
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # a minute if left to XLA_FLAGS
-    @jax.vmap
-    def run(tasks_per_env, caps):
-        state = _state.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), ())
-        env, known = _state.env_of(tasks, tasks_per_env), jnp.ones(most, bool)
-
-        def step(state, label):
-            state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
-            return state, state.sizes
-
-        return lax.scan(step, state, labels)[1]
-
-    assert np.all(caps >= 0)
-    chunks = np.array_split(np.array(sizes, np.int32), 8), np.array_split(caps.astype(np.int32), 8)
-    found = np.concatenate([run(*chunk) for chunk in zip(*chunks, strict=True)])
-    normal, parked = found[..., 0], found[..., 1:]
-    assert np.all(normal[:, :, 0] >= 1)
-    assert np.all(normal[:-1, :, 1] >= 1)
-    np.testing.assert_array_equal(parked[:, 0, :, 0], caps[:, :, 0])  # all solved: easy is full
-    np.testing.assert_array_equal(parked[:, 1, :, 1], caps[:, :, 1])  # all failed: hard too
-    assert np.all(parked <= caps[:, None])
-
-
 def test_caps_are_floors_in_float64():
     counts, single = tuple(range(1, 1001)), 0
     for hundredths in range(1, 100):
@@ -247,6 +212,9 @@ def test_caps_are_floors_in_float64():
     assert make((100,), caps=(0.29, 0.0)).caps == ((28, 0),)
     assert make((6,), caps=(1 / 6, np.nextafter(5 / 6, 0))).caps == ((1, 4),)
     assert make((1,)).caps == ((0, 0),)
+    rng = seeds.rng("caps")
+    for size in range(1, 500):  # a task is left for normal
+        assert sum(make((size,), caps=fractions_at_the_edge(rng, size)).caps[0]) < size
 
 
 def run_dry(pools, env):
@@ -348,42 +316,6 @@ def test_eager_updates_are_padded_to_powers_of_two():
 
 
 @pytest.mark.slow
-def test_groups_without_rollouts_do_nothing():
-    pools = make((5,), online_difficulty_filtering=True, donate=False)
-    state = pools.init()
-    for mask in (np.zeros(2, bool), np.zeros((2, 3), bool)):
-        new, kept = pools.update(state, np.array([1, 2]), np.ones((2, 3)), mask=mask)
-        chex.assert_trees_all_equal(new, state)
-        assert not np.any(kept)
-    new, kept = pools.update(state, np.zeros(0, np.int32), np.zeros((0, 3)))
-    chex.assert_trees_all_equal(new, state)
-    assert kept.shape == (0,)
-    new, kept = pools.update(state, np.array([1, 2]), np.zeros((2, 0)))
-    assert not np.any(kept)
-
-
-@pytest.mark.parametrize("fraction", [0.29, 1.0, *map(rarely, [0.0, 0.1, 0.25, 0.5, 0.7])])
-def test_recycle_returns_as_many_as_python_rounds_to(fraction):
-    """And keeps the others in order, over several pools at once."""
-    counts, key = tuple(range(10, 40, 3)), jax.random.key(int(100 * fraction))
-    pools = make(counts, caps=(0.5, 0.45))
-    tasks = np.arange(pools.num_tasks)
-    rewards = seeds.rng(0).choice([0.0, 1.0], (pools.num_tasks, 1)) * np.ones(2)
-    state, _ = pools.update(pools.init(), tasks, rewards)
-    before, after = (
-        lists(pools, state),
-        lists(pools, pools.recycle(state, key, easy_fraction=fraction, hard_fraction=1 - fraction)),
-    )
-    for old, new in zip(before, after, strict=True):
-        for name, part in (("easy", fraction), ("hard", 1 - fraction)):
-            assert len(old[name]) - len(new[name]) == round(len(old[name]) * part)
-            assert new[name] == [task for task in old[name] if task in new[name]]
-        returned = [task for name in ("easy", "hard") for task in old[name] if task not in new[name]]
-        assert new["normal"] == old["normal"] + returned
-    chex.assert_trees_all_equal(pools.recycle(state, key, easy_fraction=fraction).groups, state.groups)
-
-
-@pytest.mark.slow
 def test_recycle_draws_all_members_alike():
     pools = make((20,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
@@ -396,35 +328,6 @@ def test_recycle_draws_all_members_alike():
     assert 1e-4 < stats.chi2.sf(statistic, 9) < 1 - 1e-4
 
 
-@pytest.mark.slow
-def test_a_state_over_its_caps_is_brought_under_them():
-    wide, narrow = make((20, 7), caps=(0.6, 0.3)), make((20, 7), caps=(0.2, 0.15))
-    twin = PoolsTwin((20, 7), easy=0.9, hard=0.1, caps=(0.2, 0.15))
-    rng = seeds.rng(0)
-    state, _ = scan_updates(wide, wide.init(), *random_updates(rng, 27, 50, 6, 2))
-    twin.pools = lists(wide, state)
-    twin.bring_under_caps()
-    for new in (narrow.recycle(state, jax.random.key(0)), narrow.remap(state, range(27), range(27))):
-        assert lists(narrow, new) == twin.pools
-        assert new.rejected == state.rejected
-    groups = [(int(task), rewards) for task in rng.integers(0, 27, 30) for rewards in (SOLVED, FAILED)]
-    state, _ = update(narrow, new, *groups)
-    twin.update(groups)
-    assert lists(narrow, state) == twin.pools
-    # Without that a pool above its cap does not grow, and normal does not shrink.
-    over, _ = update(narrow, run_dry(narrow, 0), *groups)
-    assert over.sizes[0].tolist()[1:] == [0, 20]
-
-
-def test_equal_keys_are_matched_in_order():
-    pools = make((6,))
-    state, _ = update(pools, pools.init(), (1, SOLVED), (4, FAILED))
-    state = pools.remap(state, ["a", "a", "b", "b", "b", "c"], ["b", "a", "b", "a", "a", "b"])
-    assert lists(pools, state) == [{"normal": [1, 0, 2, 4], "easy": [3], "hard": [5]}]
-    for old, new in (("abc", "abcdef"), ("abcdef", "abc")):
-        rejects(r"(old|new)_keys: got 3 keys for 6 tasks", pools.remap, state, old, new)
-
-
 def test_task_keys():
     task = {"prompt": [{"role": "user", "content": "1 + 1"}], "env": "sums", "answer": 2, "id": 7}
     digest = hashlib.sha256(b'["sums", 2]').hexdigest()
@@ -434,16 +337,6 @@ def test_task_keys():
     assert jr.task_key(task, ("env", "id")) != jr.task_key(moved, ("env", "id"))
     rejects(r"not in the task: \['question'\]; it has \['answer', 'env'", jr.task_key, task, ("env", "question"))
     rejects("give at least one", jr.task_key, task, ())
-
-
-def test_a_restored_state_goes_on_like_an_uninterrupted_one():
-    pools = make((5, 9), online_difficulty_filtering=True)
-    first, second = (random_updates(seeds.rng(seed), 14, STEPS, 6, 4) for seed in range(2))
-    state, _ = scan_updates(pools, pools.init(), *first)
-    restored = flax.serialization.from_bytes(pools.init(), flax.serialization.to_bytes(state))
-    restored = jax.device_put(restored)
-    for draw in (lambda state: pools.sample(state, jax.random.key(0), 50), lambda s: scan_updates(pools, s, *second)):
-        chex.assert_trees_all_equal(draw(restored), draw(state))
 
 
 @pytest.mark.versions
@@ -494,6 +387,8 @@ def test_argument_errors():
         (lambda: pools.sample(stack(state), key, 1), "jax.vmap for a stack"),
         (lambda: pools.order(stack(state)), "jax.vmap for a stack"),
         (lambda: pools.remap(stack(state), "abcde", "abcde"), r"tasks \[1, 5\]; use"),
+        (lambda: pools.remap(state, "abc", "abcde"), "old_keys: got 3 keys for 5 tasks"),
+        (lambda: pools.remap(state, "abcde", "abc"), "new_keys: got 3 keys for 5 tasks"),
         (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
         (lambda: pools.recycle(state, key, easy_fraction=1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
         (lambda: pools.recycle(state, key, easy_fraction=0.5, hard_fraction=-1), r"hard_fraction=-1"),

@@ -94,7 +94,7 @@ def test_what_is_drawn_is_the_data(endings, with_next):
     check_transitions(batch, np.ones(batch.batch_size, bool), twin, N)
 
 
-def test_transitions_fill_a_replay_buffer():
+def test_transitions_are_those_of_the_twin():
     """Of whole episodes: n is more than the data have steps."""
     n = 20
     data, twin = random_data([0, 0, 1, 0, 2, 2, 0, 0, 0, 3, 0, 0], with_next=False)
@@ -103,9 +103,6 @@ def test_transitions_fill_a_replay_buffer():
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
     assert batch.S["id"].dtype == np.uint8
     check_transitions(batch, np.ones(batch.batch_size, bool), twin, n)
-    buffer = jr.ReplayBuffer(capacity=batch.batch_size)
-    state = buffer.add(buffer.init(batch), batch)
-    check_transitions(buffer.get(state, np.arange(batch.batch_size)), np.ones(batch.batch_size, bool), twin, n)
 
 
 def test_padding_leaves_no_step_undrawn():
@@ -127,20 +124,6 @@ def test_padding_leaves_no_step_undrawn():
     np.testing.assert_array_equal(new["step"], np.append(old["step"], np.zeros((3, 1), bool), axis=0))
     for x, padded in zip(*(jax.tree.leaves(rows["observation"]) for rows in (old, new)), strict=True):
         np.testing.assert_array_equal(padded, np.append(x, x[[-1] * 3], axis=0))
-
-
-def test_the_seam_of_a_buffer_that_is_too_short():
-    """Added in parts to a buffer with fewer rows: what is stored is drawn, and nothing across the seam."""
-    data, twin = random_data([0, 0, 1, 0, 2, 0] * 4, True)
-    steps = jr.datasets.from_arrays(**data)
-    buffer = jr.SequenceBuffer(length=15, num_envs=1, sequence_length=2)
-    state, count = buffer.init(steps.rows), len(steps.ends)
-    for start in range(0, count, 11):
-        part = jax.tree.map(lambda x, start=start: x[start : start + 11], steps)
-        state = buffer.add(state, part.rows, ends=part.ends)
-    items = buffer.get(state, np.arange(count - 15, count - 1, dtype=np.int32))
-    stored = {row["action"] for row in twin.rows()[-15:] if row["step"]}
-    check_transitions(*view(items, n=1), twin, 1, only=stored)
 
 
 def test_steps_without_rows_of_their_own_for_the_last_observation():

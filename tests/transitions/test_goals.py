@@ -92,50 +92,6 @@ def test_goals_may_lie_anywhere_and_seeds_be_mapped():
     assert np.any(mapped["obs"].goal["x"][0] != mapped["obs"].goal["x"][1])
 
 
-def test_transitions_have_the_new_goals_and_end_where_these_are_reached():
-    """Rows, a later goal, hindsight and transitions, as an agent has them."""
-    num_rows, gamma = 30, 0.9
-    buffer = jr.SequenceBuffer(length=num_rows, num_envs=1, sequence_length=2, hindsight=True)
-    place = np.arange(num_rows, dtype=np.int32)[:, None]
-    ends = (place + 1) % 10 == 0  # episodes of 9 steps, and a row of the last observation
-    steps = {"place": place, "goal": np.full_like(place, -1), "reward": -np.ones((num_rows, 1), np.float32)}
-    steps |= {"action": place, "terminated": np.zeros_like(ends), "truncated": (place + 2) % 10 == 0, "step": ~ends}
-    replay = buffer.add(buffer.init(steps), steps, ends=ends)
-
-    @jax.jit
-    def draw(replay, key):
-        sample_key, later_key, goal_key = jax.random.split(key, 3)
-        sample = buffer.sample(replay, sample_key, 256)
-        later, count = buffer.later(replay, later_key, sample.indices)
-        rows, relabelled = jr.hindsight(
-            goal_key,
-            sample.items,
-            later["place"],
-            lambda achieved, goal: jnp.where(achieved == goal, 0.0, -1.0),
-            mask=count > 0,
-            terminated=lambda achieved, goal: achieved == goal,
-            achieved="place",
-            goal="goal",
-        )
-        flags = rows["terminated"], rows["truncated"]
-        seen = {name: rows[name] for name in ("place", "goal")}
-        batch, valid = jr.sequence_transitions(
-            seen, rows["action"], rows["reward"], *flags, n=1, gamma=gamma, mask=rows["step"]
-        )
-        return batch, valid, relabelled
-
-    batch, valid, relabelled = jax.tree.map(np.asarray, draw(replay, jax.random.key(0)))
-    place, goal = batch.S["place"], batch.S["goal"]
-    assert np.all(goal[~relabelled] == -1)
-    assert np.all((goal > place)[relabelled])
-    assert np.all((goal // 10 == place // 10)[relabelled])
-    np.testing.assert_array_equal(batch.S_next["goal"][valid], goal[valid])
-    hit = valid & (goal == place + 1)
-    assert 0 < hit.sum() < relabelled.sum()
-    np.testing.assert_array_equal(batch.Rn[valid], np.where(hit, 0.0, -1.0)[valid])
-    np.testing.assert_allclose(batch.In[valid], np.where(hit, 0.0, gamma)[valid])
-
-
 def test_wrong_arguments():
     """Nothing is compiled."""
     rows, goals = sequences(batch_size=3)

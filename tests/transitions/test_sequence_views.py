@@ -1,4 +1,6 @@
-"""Transitions made of stored single frames are those that a tracer and a frame-stacking environment would have made."""
+"""Views of drawn sequences: n-step transitions with a traced n, stacks of frames, priorities and burn-in."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,110 +10,10 @@ import pytest
 import seeds
 from helpers import at, compilations, rarely, rejects
 from jax import lax
-from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
 
 import jaxreplay as jr
 
-STACK, N, GAMMA = 4, 3, 0.97
-
-
-def traced(streams):
-    """By action: the transitions of jr.NStep behind a wrapper that stacks frames, in an ordinary loop."""
-    found = {}
-    for episodes in streams:
-        tracer = jr.NStep(n=N, gamma=GAMMA)
-        tracing = None
-        for episode in episodes:
-            stack = np.zeros((2, 2, STACK), np.uint8)
-            stack[..., -1] = episode["frame"][0]
-            for t in range(len(episode["reward"])):
-                following = np.concatenate([stack[..., 1:], episode["frame"][t + 1][..., None]], axis=-1)
-                step = (
-                    stack,
-                    episode["action"][t],
-                    episode["reward"][t],
-                    *(episode[name][t] for name in FLAGS),
-                    following,
-                )
-                step = jax.tree.map(lambda x: np.asarray(x)[None], step)
-                tracing = tracer.init(*step) if tracing is None else tracing
-                tracing, batch, valid = tracer.add(tracing, *step)
-                if np.asarray(valid)[0]:
-                    batch = jax.tree.map(lambda x: np.asarray(x)[0], batch)
-                    found[int(batch.A)] = batch
-                stack = following
-    return found
-
-
-def cut_short(episode):
-    """The episode that is left of a truncated one whose final observation is not stored."""
-    if episode["terminated"][-1]:
-        return episode
-    shorter = {name: x[:-1] for name, x in episode.items()}
-    if len(shorter["truncated"]):
-        shorter["truncated"][-1] = True
-    return shorter
-
-
-def view(items):
-    """Drawn sequences of single frames -> one n-step transition of stacked frames each."""
-    ends = ~items["step"] | (items["terminated"] | items["truncated"]) & jnp.roll(items["step"], -1, axis=1)
-    stacks = jr.stack_frames(items["frame"], ends, STACK)
-    rest = jax.tree.map(lambda x: x[:, STACK - 1 :], items)
-    rows = [rest[name] for name in ("action", "reward", "terminated", "truncated")]
-    return jr.sequence_transitions(stacks, *rows, n=N, gamma=GAMMA, mask=rest["step"])
-
-
-@pytest.mark.parametrize("final_rows", [True, rarely(False)])
-def test_atari_style_transitions_from_single_frames(final_rows):
-    """At terminations, truncations, resets and the ring's seam: all that can be drawn, after every add."""
-    num_rows = 100
-    streams = make_episodes(0, num_rows)
-    rows = as_rows(streams, num_rows, final_rows)
-    if not final_rows:
-        streams = [[cut_short(episode) for episode in episodes] for episodes in streams]
-    expected = traced(streams)
-    length = STACK + N
-    buffer = jr.SequenceBuffer(length=23, num_envs=NUM_ENVS, sequence_length=length, donate=False)
-    state = buffer.init(rows)
-    in_jit = jax.jit(lambda state, handles: view(buffer.get(state, handles)))
-    compared, endings, seams, time = set(), set(), 0, 0
-    for rollout in [11, 1, 1, 11, 1] * 4:
-        chunk = {name: x[time : time + rollout] for name, x in rows.items()}
-        if len(chunk["step"]) == 0:
-            break
-        time += len(chunk["step"])
-        state = buffer.add(state, chunk)
-        starts = range(max(0, time - 23), time - length + 1)
-        handles = np.array([k * NUM_ENVS + e for k in starts for e in range(NUM_ENVS)], np.int32)
-        assert buffer.size(state) == len(handles)
-        handles = np.pad(handles, (0, 17 * NUM_ENVS - len(handles)), constant_values=-1)
-        batch, valid = jax.tree.map(np.asarray, in_jit(state, handles))
-        valid = valid & (handles >= 0)
-        # Every sequence whose transition starts with a step gives one, but for those cut short.
-        first = np.array([rows["step"][k + STACK - 1] for k in starts]).reshape(-1)
-        if final_rows:
-            np.testing.assert_array_equal(valid[: len(first)], first)
-        else:
-            assert np.all(first[valid[: len(first)]])
-        for row in np.flatnonzero(valid):
-            action = int(batch.A[row])
-            # Behind a terminal step there is no next state; without its own row, another episode's is read.
-            compare_next = final_rows or bool(batch.In[row] > 0)
-            for name in ("S", "A", "Rn", "In", *["S_next"] * compare_next):
-                np.testing.assert_array_equal(getattr(batch, name)[row], getattr(expected[action], name), err_msg=name)
-            compared.add(action)
-            endings.add((float(batch.In[row]) == 0.0, float(batch.In[row]) == np.float32(GAMMA**N)))
-        seams += sum(k % 23 > 23 - length for k in starts)
-    assert seams > 50
-    assert endings == {(True, False), (False, True), (False, False)}
-    stored = [k for k in range(STACK - 1, num_rows - N) for _ in range(NUM_ENVS)]
-    assert len(compared) > 0.7 * len(stored)
-    last = rows["step"][STACK - 1 : num_rows - N]
-    if final_rows:
-        assert len(compared) == last.sum()
-
-
+GAMMA = 0.97
 MAX_N = 5
 
 
@@ -132,115 +34,57 @@ def drawn_sequences(seed, batch_size, length):
     }
 
 
-def of_numbers(steps, pairs, **options):
-    """What each pair of numbers, n and gamma, gives; in one program."""
-
-    @jax.jit
-    def run(steps):
-        return [jr.sequence_transitions(**steps, n=int(n), gamma=float(gamma), **options) for n, gamma in pairs]
-
-    return jax.device_get(run(steps))
+def annealed(steps, n, gamma, max_n=MAX_N):
+    settings = {"next_action": True, "record_extra_info": True}
+    return jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=max_n, **settings)
 
 
-def check_annealed(found, steps, n, expected):
-    """What a traced `n` and `gamma` give is what they give as numbers, row by row, but for the starts beyond L - MAX_N.
-
-    A longer sum may be added up in another order.
-    """
-    batch_size, length = steps["R"].shape
-
-    def at_starts(leaf):
-        return np.asarray(leaf).reshape(batch_size, length - n, *leaf.shape[1:])[:, : length - MAX_N]
-
-    expected = jax.tree.map(at_starts, expected)
-    (batch, valid), (like, like_valid) = found, expected
-    valid = np.asarray(valid).reshape(batch_size, -1)
-    np.testing.assert_array_equal(valid, like_valid)
-    for name, value in vars(like).items():
-        got = jax.tree.map(lambda x: np.asarray(x).reshape(batch_size, -1, *x.shape[1:]), getattr(batch, name))
-        if name == "extra_info":
-            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True):
-                assert x.shape[2] == MAX_N
-                np.testing.assert_array_equal(x[:, :, :n], y)
-                assert np.all((x[:, :, n:] == x[:, :, n - 1 : n]) | (x.dtype == bool))
-            if got is not None:
-                assert np.all(got["dones"][:, :, n:])
-        elif name in ("Rn", "In"):
-            np.testing.assert_allclose(got, value, rtol=2e-6, atol=1e-6)
-        else:
-            jax.tree.map(np.testing.assert_array_equal, got, value)
+def assert_same(found, expected):
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("next_action", [True, rarely(False)])
-def test_a_traced_n_gives_what_the_number_gives(next_action):
-    """For every n, with one program, in `jit`."""
-    steps = drawn_sequences(0, 16, 9)
-    options = {"next_action": next_action, "record_extra_info": True}
-    run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N, **options))
-    expected = of_numbers(steps, [(n, GAMMA) for n in range(1, MAX_N + 1)], **options)
-    for n in range(1, MAX_N + 1):
-        with compilations() as made:
-            found = run(np.int32(n), np.float32(GAMMA))
-        assert n == 1 or not made
-        check_annealed(found, steps, n, expected[n - 1])
-
-
-def test_n_and_gamma_are_annealed_in_a_scan():
-    """n from 5 to 1 and gamma from 0.97 to 0.997, in one program; eager calls share one too."""
+def test_n_and_gamma_are_annealed_in_a_scan_and_differ_between_seeds():
+    """n from 5 to 1 and gamma from 0.97 to 0.997, in one program, as in eager calls, which share one too."""
     steps, ns = drawn_sequences(1, 8, 7), np.arange(MAX_N, 0, -1, dtype=np.int32)
     gammas = 1 - np.geomspace(0.03, 0.003, MAX_N).astype(np.float32)
-
-    def step(_, annealed):
-        return None, jr.sequence_transitions(**steps, n=annealed[0], gamma=annealed[1], max_n=MAX_N)
-
-    scan = jax.jit(lambda *annealed: lax.scan(step, None, annealed)[1])
-    scanned = scan(ns, gammas)
+    scan = jax.jit(lambda *xs: lax.scan(lambda _, x: (None, annealed(steps, *x)), None, xs)[1])
+    scanned, mapped = scan(ns, gammas), jax.jit(jax.vmap(lambda *x: annealed(steps, *x)))(ns, gammas)
     with compilations() as made:
         scan(ns[::-1], gammas)
     assert not made
-    *expected, last = of_numbers(steps, [*zip(ns, gammas, strict=True), (3, GAMMA)])
-    for i, n in enumerate(ns):
-        check_annealed(at(scanned, i), steps, int(n), expected[i])
-    jr.sequence_transitions(**steps, n=1, gamma=jnp.asarray(np.float32(0.97)), max_n=MAX_N)
-    with compilations() as made:
-        found = jr.sequence_transitions(**steps, n=3, gamma=jnp.asarray(np.float32(GAMMA)), max_n=MAX_N)
-    assert not made
-    check_annealed(found, steps, 3, last)
+    for i, (n, gamma) in enumerate(zip(ns.tolist(), gammas, strict=True)):
+        with compilations() as made:
+            expected = annealed(steps, n, jnp.asarray(gamma))
+        assert i == 0 or not made
+        assert_same(at(scanned, i), expected)
+        assert_same(at(mapped, i), expected)
 
 
-def test_each_seed_has_its_own_n():
-    steps, ns = drawn_sequences(2, 4, 7), np.arange(1, MAX_N + 1, dtype=np.int32)
-    run = jax.vmap(lambda n: jr.sequence_transitions(**steps, n=n, gamma=GAMMA, max_n=MAX_N, next_action=True))
-    mapped = jax.jit(run)(ns)
-    expected = of_numbers(steps, [(n, GAMMA) for n in ns], next_action=True)
-    for n in ns:
-        check_annealed(at(mapped, n - 1), steps, int(n), expected[n - 1])
-
-
-@pytest.mark.parametrize("dtype", [np.int32, rarely(np.uint8), np.int8])
+@pytest.mark.parametrize("dtype", [np.int8, *map(rarely, [np.int32, np.uint8])])
 def test_a_traced_n_out_of_range_is_clipped(dtype):
     steps = drawn_sequences(3, 4, 7)
-    run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N))
-    one, most, none, all_ = of_numbers(steps, [(1, GAMMA), (MAX_N, GAMMA), (2, 0), (2, 1)])
-    for n, kept, expected in ((0, 1, one), (-7, 1, one), (MAX_N + 1, MAX_N, most), (127, MAX_N, most)):
+    run = jax.jit(functools.partial(annealed, steps))
+    half = np.float32(0.5)
+    for n, kept in ((0, 1), (-7, 1), (MAX_N + 1, MAX_N), (127, MAX_N)):
         if n >= 0 or dtype != np.uint8:
-            check_annealed(run(dtype(n), np.float32(GAMMA)), steps, kept, expected)
-    for gamma, expected in ((-0.5, none), (1.5, all_)):
-        check_annealed(run(dtype(2), np.float32(gamma)), steps, 2, expected)
+            assert_same(run(dtype(n), half), run(dtype(kept), half))
+    for gamma, kept in ((-0.5, 0), (1.5, 1)):
+        assert_same(run(dtype(2), np.float32(gamma)), run(dtype(2), np.float32(kept)))
     # A narrow dtype may not hold max_n.
     many, _ = jr.sequence_transitions(*[np.zeros((1, 301))] * 5, n=jnp.asarray(3, dtype), gamma=GAMMA, max_n=300)
     np.testing.assert_allclose(many.In, GAMMA**3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("gamma", [0.997, 0.97, 0.5, 0.0, 1.0])
-def test_powers_of_a_traced_gamma(gamma):
+def test_powers_of_a_traced_gamma():
     """To within float32's last place, where 50 products would be several off."""
     zeros, flags = np.zeros((1, 51), np.float32), np.zeros((1, 51), bool)
     run = jax.jit(lambda n, g: jr.sequence_transitions(zeros, zeros, zeros, flags, flags, n=n, gamma=g, max_n=50)[0].In)
-    powers = np.concatenate([run(np.int32(n), np.float32(gamma)) for n in range(1, 51)])
-    assert powers.dtype == np.float32
-    expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
-    np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
+    for gamma in (0.997, 0.97, 0.5, 0.0, 1.0):
+        powers = np.concatenate([run(np.int32(n), np.float32(gamma)) for n in range(1, 51)])
+        assert powers.dtype == np.float32
+        expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
+        np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
 
 
 @pytest.mark.versions
@@ -275,21 +119,6 @@ def test_wrong_arguments_of_sequence_transitions():
     with pytest.raises(ValueError, match=r"n=.*int32\[\].*: is traced, .* a traced n with max_n"):
         jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), np.int32(1))
     rejects("leading axes", jr.sequence_transitions, x, x[:1], x, flags, flags, n=1, gamma=0.9)
-
-
-def test_sample_mask_applies_to_the_result_if_final_observations_are_missing():
-    """As the guide for recurrent agents says: nothing bootstraps from the next episode's first row, 10."""
-    obs = np.array([[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]], np.float32)
-    truncated, no = obs == 2, obs < 0
-    buffer = jr.SequenceBuffer(length=6, num_envs=1, sequence_length=6, windows="cut")
-    rows = {"obs": obs.T, "truncated": truncated.T}
-    sample = buffer.sample(buffer.add(buffer.init(rows), rows, ends=truncated.T), jax.random.key(0), 1)
-    mask = np.asarray(sample.mask)
-    for n in (1, 2):
-        batch, valid = jr.sequence_transitions(sample.items["obs"], obs, obs, no, truncated, n=n, gamma=0.5)
-        valid = np.asarray(valid) & mask[:, :-n].reshape(-1)
-        assert np.asarray(batch.S)[valid].tolist() == [0, 1]  # and none from 2, whose final observation is missing
-        assert np.asarray(batch.S_next)[valid].tolist() == [n, 2]
 
 
 def test_sequence_priority():

@@ -162,23 +162,7 @@ def test_eager_equals_scan_and_vmap_equals_loop():
             np.testing.assert_array_equal(a, c[seed])
 
 
-def test_no_recompilation_and_stable_types():
-    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
-    steps = rollout(seeds.rng(0), 4, 2)
-    add = jax.jit(tracer.add)
-    state = init(tracer, steps)
-    for t in range(4):
-        new, batch, _ = add(state, **at(steps, t))
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-        state = new
-    assert add._cache_size() == 1
-    assert batch.A.dtype == jnp.int32
-    assert batch.Rn.dtype == batch.In.dtype == jnp.float32
-    assert hash(tracer) == hash(jr.NStep(n=3, gamma=0.9, num_envs=2))
-    assert tracer == jr.NStep(n=3, gamma=0.9, num_envs=2)
-
-
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.bfloat16, *map(rarely, [jnp.int32, jnp.float32])])
 def test_rewards_of_any_number_type_and_flags_as_numbers(dtype):
     tracer, one = jr.NStep(n=2, gamma=0.7), np.ones(1, np.int32)
     state = tracer.init(one, one, one.astype(dtype), one, one, one)
@@ -275,7 +259,7 @@ def test_leaves_without_elements(next_action):
     check(jax.eval_shape(lambda x: jr.sequence_transitions(*x, **settings), sequences), 2 * (5 - 3))
 
 
-@pytest.mark.parametrize("next_action", [False, True])
+@pytest.mark.parametrize("next_action", [True, rarely(False)])
 def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
     """Each start's transition is the one that the number gives; what a smaller n need not wait for is not truncated."""
     steps, max_n = rollout(seeds.rng(3), 12, 3, gap_rate=0.1), 4
@@ -287,12 +271,6 @@ def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
         batch, valid = run(np.int32(n), np.float32(0.9))
         assert np.all(np.diff(np.asarray(batch.A)[valid]) > 0)
         chex.assert_trees_all_close(by_start(batch, valid), by_start(*expected[n - 1]), rtol=1e-5, atol=1e-6)
-
-
-def test_a_traced_n_may_be_of_a_dtype_that_cannot_hold_max_n():
-    steps = rollout(np.random.default_rng(3), 5, 1)
-    found, expected = (at_once(steps, **n, gamma=0.9, flush=True) for n in ({"n": jnp.int8(2), "max_n": 200}, {"n": 2}))
-    chex.assert_trees_all_close(by_start(*found), by_start(*expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.versions

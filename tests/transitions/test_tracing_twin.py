@@ -253,7 +253,7 @@ def test_a_tracer_does_what_its_twin_does(case):
     check_happened(random_run(case, 40, str(case)), least(case), 40 * case.num_envs)
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], rarely(CASES[3])], ids=str)
 def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch, case):
     asked = []
     monkeypatch.setattr(_windows.devices, "backend_of", lambda: asked.append(8) or "gpu")
@@ -346,8 +346,8 @@ OF_SEQUENCES = {  # in a hundred batches
 @pytest.mark.parametrize(
     ("next_action", "max_n", "discounts"),
     [
-        *((False, 5, False), (True, None, False), (False, None, True)),
-        *map(rarely, [(False, None, False), (True, 5, False), (True, 5, True)]),
+        *((False, 5, False), (True, None, False), (False, None, True), (True, 5, False)),
+        *map(rarely, [(False, None, False), (True, 5, True)]),
     ],
 )
 def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n, discounts):

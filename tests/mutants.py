@@ -41,7 +41,10 @@ BARRIERS = {"xla.read_once", "xla.materialize", "xla.after"}
 COUNTERS = {"saturating_add", "ring.saturating_add"}
 # Promises, types and layouts, which change no value, and arguments of functions that have no other.
 PROMISES = {"unique_indices", "indices_are_sorted", "mode", "dtype", "strict", "wrap_negative_indices", "inline"}
-PROMISES |= {"static_argnums", "static_argnames", "donate_argnums", "default", "meaning", "traced"}
+PROMISES |= {"static_argnums", "static_argnames", "donate_argnums", "default", "meaning", "traced", "unroll", "stacklevel"}
+PROMISES |= {"help", "description", "name", "label", "color", "linewidth"}  # texts, and how a plot looks
+# Sizes from which another way is faster, and a limit far from all that is stored.
+CHOSEN = {"ALL_PAIRS", "SMALL", "WIDE", "FEW_BYTES", "MAX_DESCRIPTION"}
 
 # Mutants that no test need notice, by name, and why.
 OTHER_TELLS = "the other draw tells it too"
@@ -102,6 +105,16 @@ class Finder(ast.NodeVisitor):
     def text(self, node):
         return self.raw[self.start(node) : self.lines[node.end_lineno - 1] + node.end_col_offset].decode()
 
+    def is_text(self, node):
+        """True for text that depends on a case, or is put together: of a message, or of what is printed."""
+        parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+        return all(isinstance(x, ast.JoinedStr) or (len(parts) > 1 and self.text(x)[0] == '"') for x in parts)
+
+    def is_chosen(self, node):
+        """True for a comparison with one of `CHOSEN`."""
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        return any(self.text(x).rpartition(".")[2] in CHOSEN for x in sides)
+
     def mutant(self, kind, node, after):
         before, function = self.text(node), ".".join(self.path)
         if function and before != after:
@@ -136,13 +149,15 @@ class Finder(ast.NodeVisitor):
 
     def visit_If(self, node):
         if not node.orelse and isinstance(node.body[0], ast.Raise | ast.Return | ast.Continue | ast.Break):
-            kind = "error not raised" if isinstance(node.body[0], ast.Raise) else "guard removed"
-            self.mutant(kind, node.test, "False")
+            is_error = isinstance(node.body[0], ast.Raise)
+            if is_error or not self.is_chosen(node.test):
+                self.mutant("error not raised" if is_error else "guard removed", node.test, "False")
         self.generic_visit(node)
 
     def visit_IfExp(self, node):
-        self.mutant("guard removed", node, f"({self.text(node.body)})")
-        self.mutant("guard removed", node, f"({self.text(node.orelse)})")
+        if not self.is_text(node):
+            self.mutant("guard removed", node, f"({self.text(node.body)})")
+            self.mutant("guard removed", node, f"({self.text(node.orelse)})")
         self.generic_visit(node)
 
     def visit_Expr(self, node):
@@ -152,7 +167,8 @@ class Finder(ast.NodeVisitor):
 
     def visit_AugAssign(self, node):
         kind = {ast.BitAnd: "mask dropped", ast.Add: "counter not carried"}.get(type(node.op), "step removed")
-        self.mutant(kind, node, "pass")
+        if not self.is_text(node.value):
+            self.mutant(kind, node, "pass")
         self.visit(node.value)
 
     def visit_Assign(self, node):
@@ -167,7 +183,7 @@ class Finder(ast.NodeVisitor):
 
     def visit_Compare(self, node):
         operator = COMPARISONS.get(type(node.ops[0]))
-        if operator and len(node.ops) == 1:
+        if operator and len(node.ops) == 1 and not self.is_chosen(node):
             self.mutant("off by one", node, f"(({self.text(node.left)}) {operator} ({self.text(node.comparators[0])}))")
         self.generic_visit(node)
 

@@ -33,6 +33,10 @@ OTHER_TESTS = {
     "__main__": "test_main.py",
     "__init__": "test_imports.py",
 }  # of rooms without a folder
+MORE_TESTS = {
+    "_common/calls": ["buffers/test_arguments.py", "buffers/test_contract.py"],
+    "_common/checks": ["test_wrong_use.py", "buffers/test_arguments.py"],
+}  # of modules of which only their users tell
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 EXTREMES = {"min": "max", "minimum": "maximum", "pmin": "pmax", "cummin": "cummax", "argmin": "argmax"}
@@ -41,8 +45,8 @@ BARRIERS = {"xla.read_once", "xla.materialize", "xla.after"}
 COUNTERS = {"saturating_add", "ring.saturating_add"}
 # Promises, types and layouts, which change no value, and arguments of functions that have no other.
 PROMISES = {"unique_indices", "indices_are_sorted", "mode", "dtype", "strict", "wrap_negative_indices", "inline"}
-PROMISES |= {"static_argnums", "static_argnames", "donate_argnums", "default", "meaning", "traced", "unroll", "stacklevel"}
-PROMISES |= {"help", "description", "name", "label", "color", "linewidth"}  # texts, and how a plot looks
+PROMISES |= {"static_argnums", "static_argnames", "donate_argnums", "default", "meaning", "traced", "unroll"}
+PROMISES |= {"help", "description", "name", "label", "color", "linewidth", "stacklevel"}  # texts and looks
 # Sizes from which another way is faster, and a limit far from all that is stored.
 CHOSEN = {"ALL_PAIRS", "SMALL", "WIDE", "FEW_BYTES", "MAX_DESCRIPTION"}
 
@@ -275,7 +279,8 @@ def tests_of(mutant):
     stem = pathlib.Path(mutant.module).name.strip("_").rstrip("s")
     files = (ROOT / "tests" / mutant.room).glob("test_*.py")
     files = sorted(files, key=lambda x: (stem not in x.stem, x.stat().st_size))
-    return [str(file.relative_to(ROOT)) for file in files]
+    more = [f"tests/{file}" for file in MORE_TESTS.get(mutant.module, [])]
+    return [*(str(file.relative_to(ROOT)) for file in files), *more]
 
 
 def run(mutant, seconds, compiled=None):
@@ -287,6 +292,9 @@ def run(mutant, seconds, compiled=None):
         mutant.apply(root)
         command = [sys.executable, "-m", "pytest", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
         outcome, output = finished([*command, *tests_of(mutant)], root, seconds)
+        if outcome == "survived":
+            slow, output = finished([*command, "-m", "slow", *tests_of(mutant)], root, seconds)
+            outcome = "killed slowly" if slow == "killed" and "FAILED" in output else outcome
         if outcome == "survived" and compiled and mutant.kind == "barrier removed":
             outcome, output = finished([compiled, "tests/benchmarks/compiled.py", "--smoke"], root, seconds)
             output = "FAILED .ci/run compiled" if outcome == "killed" else ""

@@ -1,4 +1,5 @@
 import doctest
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,19 @@ def test_nothing_live(sampler):
     _, probabilities = draw(sampler, state, jax.random.key(0), 4, live(0))
     assert np.all(np.asarray(probabilities) == 0)
     assert np.all(np.asarray(weigh(sampler, state, probabilities, np.int32(0))) == 0)
+
+
+@pytest.mark.parametrize(("replacement", "expected"), [(True, [0.6, 0.6, 0.6, 0.6]), (False, [0.8, 0.8, 0.8, 0])])
+def test_uniform_weights_over_shards_of_different_sizes(replacement, expected):
+    """Three items and seven, and four rows of each shard; without replacement three rows of the first hold one."""
+
+    @functools.partial(jax.vmap, axis_name="shards")
+    def weights(probabilities, size):
+        of_shard = Live(jnp.int32(0), size, capacity=10, axis_name="shards")
+        return jr.Uniform(replacement=replacement).weights(None, probabilities, of_shard)
+
+    probabilities = np.array([np.array(expected) > 0, [True] * 4], np.float32)
+    np.testing.assert_allclose(weights(probabilities, np.int32([3, 7])), [expected, [1.4] * 4], rtol=1e-6)
 
 
 def test_uniform_update_and_insert_do_nothing():

@@ -97,6 +97,12 @@ def test_eager_calls_donate_as_the_buffer_does():
     assert int(kept.size()) == 2
 
 
+def test_a_configuration_and_its_state_in_another_order_or_of_another_buffer():
+    buffer = BUFFERS["replay"]
+    rejects("config: got a ReplayState, which is not hashable", jr.bind, buffer.init(np.zeros(2)), buffer)
+    rejects("state: got NoneType, expected ReplayState", jr.bind, buffer, None)
+
+
 def test_what_else_a_configuration_can_do():
     tracer, ones, flags = jr.NStep(n=2, gamma=0.9, num_envs=3), np.ones(3, np.float32), np.zeros(3, bool)
     step = ones, ones, ones, flags, flags, ones

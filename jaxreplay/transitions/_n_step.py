@@ -315,7 +315,6 @@ class NStep:
     @calls.method()
     def _sequences(self, given: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        given = dataclasses.replace(given, s_next=given.s)
         steps = _windows.as_steps(given, "a batch of sequences")
         length = steps.r.shape[1]
         if length <= self.n:

@@ -147,6 +147,9 @@ class Counter:
     def parts(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         return state, -state
 
+    def none(self, state: jax.Array) -> tuple[()]:
+        return ()
+
 
 class Bare:
     """The same, of any state."""
@@ -172,6 +175,7 @@ def test_a_state_that_is_a_single_array(transform):
         other, rest = bound.update(2 * x)
         bare = jr.bind(Bare(), np.int32(5)).add(x)
         scaled, _ = bare.update(x)
+        assert bound.none() == ()
         return bound, bound.size(), bound.parts(), other, rest, bare, scaled, bare.push(x), bare.like()
 
     bound, size, parts, other, rest, bare, scaled, pushed, like = use(jax.device_put(np.int32(3)))

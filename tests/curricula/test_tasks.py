@@ -291,6 +291,7 @@ def test_states_are_saved_and_restored(tmp_path):
     jr.save(tmp_path / "x", tasks, state)
     jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", tasks, tasks.init()), state)
     assert jr.memory(tasks).total >= 5 * 16
+    assert all(np.isfinite(x) for x in tasks.metrics(tasks.init()).values())
     numbers = tasks.metrics(state)
     np.testing.assert_allclose(numbers["perplexity"], 1, rtol=1e-6)  # each task's rate is a half
     assert (float(numbers["tried"]), float(numbers["success"])) == (np.float32(0.2), 0.5)

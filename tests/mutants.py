@@ -35,6 +35,7 @@ OTHER_TESTS = {
 }  # of rooms without a folder
 MORE_TESTS = {
     "_common/calls": ["buffers/test_arguments.py", "buffers/test_contract.py"],
+    "_common/files": ["datasets/test_recorder.py", "checkpoint/test_checkpoint_files.py"],
     "_common/checks": ["test_wrong_use.py", "buffers/test_arguments.py"],
 }  # of modules of which only their users tell
 
@@ -47,8 +48,8 @@ COUNTERS = {"saturating_add", "ring.saturating_add"}
 # Promises, types and layouts, which change no value, and arguments of functions that have no other.
 PROMISES = {"unique_indices", "indices_are_sorted", "mode", "dtype", "strict", "wrap_negative_indices", "inline"}
 PROMISES |= {"static_argnums", "static_argnames", "donate_argnums", "default", "meaning", "traced", "unroll"}
-PROMISES |= {"cpu", "cuda", "rocm"}  # ways of a backend, which compute the same
-PROMISES |= {"help", "description", "name", "label", "color", "linewidth", "stacklevel"}  # texts and looks
+PROMISES |= {"cpu", "cuda", "rocm", "read", "stable"}  # ways of a backend; what is so by default, and said
+PROMISES |= {"help", "description", "name", "stacklevel", "label", "color", "linewidth", "xlim", "ylim"}  # texts, looks
 # Sizes from which another way is faster, and a limit far from all that is stored.
 CHOSEN = {"ALL_PAIRS", "SMALL", "WIDE", "FEW_BYTES", "MAX_DESCRIPTION"}
 

@@ -49,7 +49,7 @@ class Uniform(Sampler[None]):
             return uniform_slots(random.random_bits(key, batch_size), live), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
-        rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
+        rank = permutation.permuted(key, rows, live.size)
         if live.unspent is None:
             slots = live.slots(rank)
         elif live.capacity > MOST_DISTINCT:

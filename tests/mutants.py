@@ -61,6 +61,8 @@ SURVIVORS = {
     "decisions.astype(jnp.int32) < 0 -> ((decisions.astype(jnp.int32)) <= (0))": (
         "any half of the words decides alike, and one word of 2**32 is moved to the other half"
     ),
+    "buffers/_every_sequence.advance: "
+    "not always_drawable and len(ages) < num_starts -> ((len(ages) < num_starts))": FASTER,
     "transitions/_windows._first_breaks: lag is None and len(first) > 1 -> ((lag is None))": FASTER,
     "_common/checks.as_int32: jnp.iinfo(x.dtype).max < 2**31 -> ((jnp.iinfo(x.dtype).max) <= (2**31))": (
         "no type ends at 2**31"

@@ -216,7 +216,7 @@ class Buffer(Sized, Generic[S]):
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
-        slots = live.slots(permutation.permuted(order, jnp.where(exists, position, 0), live.size))
+        slots = live.slots(permutation.permuted(order, position, live.size))
         exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = xla.materialize(slots, exists)
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)

@@ -201,7 +201,7 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
     normal_key, accept_key, small_key = jax.random.split(key, 3)
     d = jnp.where(shape < 1, shape + 1, shape)[None] - 1 / 3  # section 6 of the paper, for shapes below 1
     normal = jax.random.normal(normal_key, (ROUNDS, *shape.shape), jnp.float32)
-    uniform = jax.random.uniform(accept_key, normal.shape, jnp.float32, minval=1e-30)
+    uniform = jax.random.uniform(accept_key, normal.shape, jnp.float32)
     v = (1 + normal / jnp.sqrt(9 * d)) ** 3
     positive = jnp.maximum(v, 1e-30)
     accepted = (v > 0) & (jnp.log(uniform) < normal**2 / 2 + d * (1 - positive + jnp.log(positive)))

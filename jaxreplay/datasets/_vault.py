@@ -60,7 +60,7 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
 
     def opened(name: str) -> Any:
         kvstore = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{name}/"}
-        return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
+        return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
 
     def read(path: Any, _: Any) -> np.ndarray:
         return np.swapaxes(opened("".join(f"{x.key}." for x in path))[:, :length].read().result(), 0, 1)

@@ -49,7 +49,7 @@ class Uniform(Sampler[None]):
             return uniform_slots(random.random_bits(key, batch_size), live), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
-        rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
+        rank = permutation.permuted(key, rows, live.size)
         if live.unspent is None:
             slots = live.slots(rank)
         elif live.capacity > MOST_DISTINCT:
@@ -65,6 +65,5 @@ class Uniform(Sampler[None]):
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
             share = live.size if self.replacement else jnp.maximum(live.size, probabilities.size)
             share *= ring.num_shards(live.axis_name)
-            num_items = jnp.maximum(live.total(), 1)
-            weight = share.astype(jnp.float32) / num_items.astype(jnp.float32)
+            weight = share.astype(jnp.float32) / live.total().astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

@@ -254,7 +254,7 @@ def _check_past(runs: _SamplerRuns, state: Any) -> None:
     with runs.rule(rules.SPENT):
         for td_errors in (np.nan, 9.0):
             state, draws = runs.after(state, (0, 1, 2), td_errors, spent=True, live=live)
-            assert not np.any(draws.law()[:3]), "a spent slot was drawn"
+            assert not np.any(draws.law()[[0, 1, 2, -1]]), "a spent or empty slot was drawn"
     with runs.rule(rules.EVERY):
         for end in range(1, runs.capacity):
             live = runs.range(max(end - 2, 0), min(end, 2))

@@ -315,7 +315,6 @@ class NStep:
     @calls.method()
     def _sequences(self, given: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        given = dataclasses.replace(given, s_next=given.s)
         steps = _windows.as_steps(given, "a batch of sequences")
         length = steps.r.shape[1]
         if length <= self.n:
@@ -323,7 +322,7 @@ class NStep:
             raise ValueError(f"{found}, expected at least {self.n + 1}: {self.n} steps and the next observation.")
         is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
         cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
-        steps = dataclasses.replace(steps, s_next=None, mask=steps.mask & ~cut)
+        steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
         steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
         starts = jnp.arange(length - self.n, dtype=jnp.int32)
         count = length - (not self.next_action) - starts  # the action of the last row may be a next action

@@ -144,10 +144,7 @@ def transitions(
     Raises:
       ValueError: there is not one of a gamma and discounts of the steps, or the gammas are not one per environment.
     """
-    if n is None:
-        n = tracer.n
-    else:  # a narrow dtype may not hold the tracer's n
-        n = jnp.clip(n if n.dtype.itemsize >= 4 else n.astype(jnp.int32), 1, tracer.n).astype(jnp.int32)
+    n = tracer.n if n is None else jnp.clip(checks.as_count(n), 1, tracer.n)
     width = tracer.n + tracer.next_action
     at = functools.partial(_at, first, lag)
     stop = jnp.minimum(_first_breaks(steps, first, lag, width), 2 * count[:, None] - 1)

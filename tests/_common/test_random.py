@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
+from helpers import rejects
 from scipy import stats
 
 from jaxreplay._common.random import random_bits, random_integers
@@ -22,6 +23,7 @@ def test_bits_of_every_kind_of_key(make):
     assert abs(ones - 0.5) < 0.01
     assert not np.any(bits == np.asarray(random_bits(make(seed + 1), 1000)))
     np.testing.assert_array_equal(bits, random_bits(make(seed), 1000))
+    rejects("key: got float32", random_bits, np.zeros(2, np.float32), 4)
 
 
 def test_bits_are_those_that_jax_draws_without_counters_of_64_bits():

@@ -26,6 +26,7 @@ class Lane(twins.Lane):
     def check_shard(self, buffer, state, shard):
         super().check_shard(buffer, state, shard)
         assert state.rows.size == min(len(shard.steps), shard.length)
+        assert shard.every or np.max(state.windows.so_far) <= shard.sequence_length
 
     def check_seen(self, seen, given):
         super().check_seen(seen, given)

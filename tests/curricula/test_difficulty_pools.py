@@ -313,6 +313,7 @@ def test_eager_updates_are_padded_to_powers_of_two():
             got = jax.block_until_ready(update(state, *groups))
         assert len(compiled) <= (tasks != 5) + on_device  # which of the groups were kept; the padding itself
         chex.assert_trees_all_equal(got, expected)
+    assert "[8,4]" not in str(jax.make_jaxpr(update)(state, *groups))  # a traced call is not padded
 
 
 @pytest.mark.slow

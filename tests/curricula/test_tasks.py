@@ -294,6 +294,7 @@ def test_metrics():
     tasks = jr.Tasks(num_tasks=5, decay=0.5)
     state, _ = tasks.update(tasks.init(), np.array([3]), np.array([[1.0, 0.0]]))
     assert jr.memory(tasks).total >= 5 * 16
+    assert all(np.isfinite(x) for x in tasks.metrics(tasks.init()).values())
     numbers = tasks.metrics(state)
     np.testing.assert_allclose(numbers["perplexity"], 1, rtol=1e-6)  # each task's rate is a half
     assert (float(numbers["tried"]), float(numbers["success"])) == (np.float32(0.2), 0.5)

@@ -1,4 +1,5 @@
 import doctest
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,19 @@ def test_uniform_law_over_the_live_range(start, size):
     first, second = ((np.asarray(slots) - start) % 10).reshape(-1, 2).T  # neither tells of the other
     assert size == 1 or stats.chisquare(np.bincount(first * size + second, minlength=size**2)).pvalue > 1e-4
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("replacement", "expected"), [(True, [0.6, 0.6, 0.6, 0.6]), (False, [0.8, 0.8, 0.8, 0])])
+def test_uniform_weights_over_shards_of_different_sizes(replacement, expected):
+    """Three items and seven, and four rows of each shard; without replacement three rows of the first hold one."""
+
+    @functools.partial(jax.vmap, axis_name="shards")
+    def weights(probabilities, size):
+        of_shard = Live(jnp.int32(0), size, capacity=10, axis_name="shards")
+        return jr.Uniform(replacement=replacement).weights(None, probabilities, of_shard)
+
+    probabilities = np.array([np.array(expected) > 0, [True] * 4], np.float32)
+    np.testing.assert_allclose(weights(probabilities, np.int32([3, 7])), [expected, [1.4] * 4], rtol=1e-6)
 
 
 def test_leaves_and_maximum_priority():

@@ -57,6 +57,7 @@ def test_traced_beta_and_vmap():
 @pytest.mark.versions
 def test_errors():
     rejects("normalize='max': must be \"batch\"", jr.importance_weights, np.ones(4), 2, 1.0, normalize="max")
+    rejects("must not be negative or NaN, or above 1", jr.importance_weights, np.array([0.5, 1.01]), 2, 1.0)
     rejects("min_probability=None", jr.importance_weights, np.ones(4), 2, 1.0, normalize="global")
 
 

@@ -107,6 +107,27 @@ def test_rounding_never_leads_to_an_empty_child(fanout):
     np.testing.assert_array_equal(found, np.searchsorted(edges, prefixes, side="right"))
 
 
+@pytest.mark.parametrize("fanout", [2, 8, 64])
+def test_a_tree_restricted_to_a_run_is_one_whose_other_leaves_are_empty(fanout):
+    capacity = 70
+    runs = [(start, size) for start in (0, 1, 7, 8, 63, 64, 69) for size in (1, 2, 6, 7, 9, 63, 64, 65, 69, 70)]
+    leaves = seeds.rng(fanout).integers(0, 4, capacity).astype(np.float32)  # sums and boundaries are exact
+
+    @jax.vmap
+    def look(start, size):
+        restricted = sum_tree.restrict(written(leaves, fanout=fanout, track_minimum=True), start, size)
+        prefixes = jnp.arange(leaves.sum(), dtype=jnp.float32)
+        return sum_tree.total(restricted), sum_tree.minimum(restricted), sum_tree.find(restricted, prefixes)
+
+    totals, minima, found = jax.device_get(run_once(look)(*np.array(runs, np.int32).T))
+    for (start, size), total, minimum, slots in zip(runs, totals, minima, found, strict=True):
+        twin = TreeTwin(capacity)
+        inside = (start + np.arange(size)) % capacity
+        twin.leaves[inside] = leaves[inside]
+        assert (total, minimum) == (twin.total, twin.minimum)
+        np.testing.assert_array_equal(slots[: int(total)], [twin.find(x) for x in range(int(total))])
+
+
 @jax.jit
 def updated(tree, indices, values, mask, prefixes):
     tree = sum_tree.update(tree, indices, values, mask=mask)

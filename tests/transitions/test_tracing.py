@@ -312,6 +312,7 @@ def test_a_tracer_without_a_discount_asks_for_one():
         rejects(r"gamma=None: the tracer has none; pass one to each call", call)
     message = r"gamma: got float(32|64)\[3\], expected one number, .* or float(32|64)\[2\]"
     rejects(message, tracer.flush, state, gamma=np.ones(3))
+    rejects(r"gamma=.*: must be numbers in \[0, 1\]", tracer.flush, state, gamma=np.array([0.5, 1.5]))
 
 
 def test_a_rollout_without_steps():

@@ -78,10 +78,11 @@ def test_weights_of_half_precision_are_multiplied_in_float32(dtype):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_to_singles(reverse):
-    rows = list(batch_of(3).to_singles(reverse=reverse))
+    batch = batch_of(3).replace(valid=np.ones(3, bool) if reverse else None)
+    rows = list(batch.to_singles(reverse=reverse))
     assert [row.batch_size for row in rows] == [1, 1, 1]
     assert [float(row.S_next["x"][0]) for row in rows] == ([3, 2, 1] if reverse else [1, 2, 3])
-    assert rows[0].A_next is None
+    assert (rows[0].A_next, rows[0].valid) == (None, None)
 
 
 def test_copy():

@@ -83,6 +83,12 @@ def test_eager_calls_donate_as_the_buffer_does():
     assert int(kept.size()) == 2
 
 
+def test_a_configuration_and_its_state_in_another_order_or_of_another_buffer():
+    buffer = BUFFERS["replay"]
+    rejects("config: got a ReplayState, which is not hashable", jr.bind, buffer.init(np.zeros(2)), buffer)
+    rejects("state: got NoneType, expected ReplayState", jr.bind, buffer, None)
+
+
 def test_what_else_a_configuration_can_do():
     tracer, ones, flags = jr.NStep(n=2, gamma=0.9, num_envs=3), np.ones(3, np.float32), np.zeros(3, bool)
     step = ones, ones, ones, flags, flags, ones
@@ -127,6 +133,9 @@ class Counter:
     def parts(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         return state, -state
 
+    def none(self, state: jax.Array) -> tuple[()]:
+        return ()
+
 
 class Bare:
     """The same, of any state."""
@@ -152,6 +161,7 @@ def test_a_state_that_is_a_single_array(transform):
         other, rest = bound.update(2 * x)
         bare = jr.bind(Bare(), np.int32(5)).add(x)
         scaled, _ = bare.update(x)
+        assert bound.none() == ()
         return bound, bound.size(), bound.parts(), other, rest, bare, scaled, bare.push(x), bare.like()
 
     bound, size, parts, other, rest, bare, scaled, pushed, like = use(jax.device_put(np.int32(3)))

@@ -25,15 +25,13 @@ With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1
 import itertools
 from collections import defaultdict, namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, legend_below, report
+from experiment import Parser, plot, report
 from flax import struct
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -44,7 +42,6 @@ STEP_SIZE = 0.25
 THRESHOLD = 1e-3  # on the mean squared error
 SAMPLERS = {"uniform": jr.Uniform(), "proportional": jr.Prioritized(alpha=0.6, beta=0.0), "oracle": None}
 BATCH = {"uniform": 64, "proportional": 1}  # transitions of one draw, replayed one by one: uniform draws do not change
-COLORS = {"uniform": "black", "proportional": "tab:blue", "oracle": "tab:cyan"}
 FEATURES = {"tabular": 0.0, "linear": 1.0}  # value of the feature that all states share
 
 
@@ -164,39 +161,20 @@ def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.nda
     return np.polyfit(np.log(sizes), np.log(medians).T, 1)[0]
 
 
-def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarray) -> None:
-    """Plot medians as lines, and the smallest and largest as faint lines, as in figure 7 of the paper."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    for axes, (title, of_samplers) in zip(figure.subplots(1, 2, sharey=True), results.items(), strict=True):
-        for name, updates in of_samplers.items():
-            label = f"{name}, slope {slopes(updates, sizes, 1)[0]:.2f}"
-            axes.plot(sizes, np.median(updates, axis=1), color=COLORS[name], linewidth=2.2, label=label)
-            ends = np.percentile(updates, [0, 100], axis=1).T
-            axes.plot(sizes, ends, color=COLORS[name], alpha=0.35, linewidth=0.8)
-        axes.set(title=f"Blind Cliffwalk, {title}", xscale="log", yscale="log", xlabel="transitions in the buffer")
-        legend_below(axes)
-    figure.axes[0].set_ylabel("updates until the values are learned")
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     args = Parser("Updates that Q-learning needs on the Blind Cliffwalk.", seeds=20).parse()
     states = range(2, (6 if args.short else MAX_STATES) + 1)
     sizes = 2 ** (np.array(states) + 1) - 2
-    solvers, found = {name: make_solver(name) for name in SAMPLERS}, defaultdict(lambda: defaultdict(list))
-    for feature, name, n in tqdm([*itertools.product(FEATURES, SAMPLERS, states)], unit=" runs"):
-        found[feature][name].append(np.asarray(solvers[name](args.keys, make_walk(n), FEATURES[feature])))
-    results = {feature: {name: np.stack(x) for name, x in of.items()} for feature, of in found.items()}
+    solvers, panels, figures = {name: make_solver(name) for name in SAMPLERS}, defaultdict(dict), {}
+    for (feature, bias), name in tqdm([*itertools.product(FEATURES.items(), SAMPLERS)], unit=" solvers"):
+        updates = np.stack([solvers[name](args.keys, make_walk(n), bias) for n in states])
+        panels[feature][name], fit = updates.T, slopes(updates, sizes)
+        figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
+        figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
     path = args.out / "cliffwalk.png"
-    plot(path, results, sizes)
-    figures = {}
-    for feature, of_samplers in results.items():
-        for name, updates in of_samplers.items():
-            fit = slopes(updates, sizes)
-            figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
-            figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
-    title = f"slope of log median updates over log transitions, {args.seeds} seeds"
-    report(path, title, figures, seeds=args.seeds)
+    x, y = ("transitions in the buffer", sizes), "updates until the values are learned"
+    plot(path, "Blind Cliffwalk", panels, x, y, xscale="log", yscale="log")
+    report(path, f"slope of log median updates over log transitions, {args.seeds} seeds", figures, seeds=args.seeds)
 
 
 if __name__ == "__main__":

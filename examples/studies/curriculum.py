@@ -18,13 +18,11 @@ every 100 updates: 0.948 [0.946, 0.950].
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, legend_below, report
-from matplotlib.figure import Figure
+from experiment import Parser, plot, report
 
 import jaxreplay as jr
 
@@ -33,7 +31,6 @@ DIFFICULTY = np.concatenate([np.linspace(-4, 12, count) for count in TASKS_PER_E
 ENV = np.repeat([0, 1], TASKS_PER_ENV)
 GROUPS, ROLLOUTS, RATE = 16, 8, 0.05
 INTERVAL = 100  # updates between two recyclings
-POOLS = {"hard": "#c44e52", "normal": "#8172b2", "easy": "#55a868"}  # colours in the plot, from the bottom
 
 
 # Difficulty pools; without thresholds all tasks stay in normal.
@@ -50,10 +47,10 @@ CURRICULA = {  # how tasks are drawn, and the fraction of the hard pool moved ba
 
 
 def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key: jax.Array) -> dict[str, jax.Array]:
-    """Train one seed for `steps` updates, a multiple of `INTERVAL`. Returns numbers after each update, [steps, ...].
+    """Train one seed for `steps` updates, a multiple of `INTERVAL`. Returns numbers after each update, [steps].
 
-    The skill is the mean over the environments, and "solved" the probability of solving a task, over all tasks. The
-    shares are those of the tasks in each of `POOLS`, 0 without pools. "kept" is the share of groups that were kept.
+    The skill is the mean over the environments, and "solved" the probability of solving a task, over all tasks. "kept"
+    is the share of groups that were kept.
     """
     difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
 
@@ -66,9 +63,8 @@ def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key
         state, kept = tasks.update(state, drawn, rewards)
         gain = RATE * jnp.where(kept, 4 * jnp.var(rewards, axis=1), 0.0) / GROUPS
         skill = skill.at[env[drawn]].add(gain)
-        solved, metrics = jax.nn.sigmoid(skill[env] - difficulty).mean(), tasks.metrics(state)
-        shares = jnp.stack([metrics.get(f"pool/{name}", jnp.float32(0)) for name in POOLS])
-        return (state, skill, key), {"skill": skill.mean(), "solved": solved, "shares": shares, "kept": kept.mean()}
+        solved = jax.nn.sigmoid(skill[env] - difficulty).mean()
+        return (state, skill, key), {"skill": skill.mean(), "solved": solved, "kept": kept.mean()}
 
     def interval(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
         (state, skill, key), log = jax.lax.scan(update, carry, length=INTERVAL)
@@ -79,7 +75,7 @@ def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key
 
     carry = tasks.init(), jnp.zeros(len(TASKS_PER_ENV)), key
     _, log = jax.lax.scan(interval, carry, length=steps // INTERVAL)
-    return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
+    return jax.tree.map(jnp.ravel, log)
 
 
 def figures_of(logs: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -94,24 +90,6 @@ def figures_of(logs: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return figures
 
 
-def plot(path: Path, logs: dict[str, dict[str, np.ndarray]], steps: int) -> None:
-    """Plot pool shares and skills."""
-    updates = np.arange(1, steps + 1)
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    axes = figure.subplots(1, 3)
-    for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
-        panel.stackplot(updates, logs[name]["shares"].mean(axis=0).T, labels=POOLS, colors=POOLS.values())
-        panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
-    legend_below(axes[0], ncols=3)
-    for number, (name, log) in enumerate(logs.items()):
-        axes[2].plot(updates, log["skill"].T, color=f"C{number}", alpha=0.2, linewidth=0.6)
-        axes[2].plot(updates, log["skill"].mean(axis=0), color=f"C{number}", linewidth=2.5, label=name)
-    title = f"skill, {len(log['skill'])} seeds and their mean"
-    axes[2].set(title=title, xlabel="updates", ylabel="skill", xlim=(0, steps))
-    legend_below(axes[2])
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     args = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.", seeds=16).parse()
     steps, logs = 200 if args.short else 1_500, {}
@@ -119,7 +97,8 @@ def main() -> None:
         run = jax.jit(jax.vmap(functools.partial(train, tasks, recycled, steps)))
         logs[name] = jax.tree.map(np.asarray, run(args.keys))
     path = args.out / "curriculum.png"
-    plot(path, logs, steps)
+    updates, solved = np.arange(10, steps + 1, 10), {name: log["solved"][:, 9::10] for name, log in logs.items()}
+    plot(path, f"{len(ENV)} tasks", {"": solved}, ("updates", updates), "share of the tasks that are solved")
     title = f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
     report(path, title, figures_of(logs), 3)
 

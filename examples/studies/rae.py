@@ -76,14 +76,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         first = train(FIRST, online, begin(first_keys))
         jr.save(folder, online.own, first.buffer[0])  # of all seeds, stacked
-        if not args.short:
-            train(ALONE, online, begin(second_keys))
+        train(ALONE, online, begin(second_keys))
         states = begin(second_keys)
         saved = jr.restore(folder, both.own, states.buffer[0])
         train(MIXED, both, states.replace(buffer=(states.buffer[0], saved)))
 
     figures = {}
-    differences = {name: curves[MIXED] - curves[other] for name, other in DIFFERENCES.items() if other in curves}
+    differences = {name: curves[MIXED] - curves[other] for name, other in DIFFERENCES.items()}
     for name, seeds in {**curves, **differences}.items():
         figures |= {f"{name}, mean over training": seeds.mean(axis=1), f"{name}, at the end": seeds[:, -1]}
         if name in curves:
@@ -91,7 +90,7 @@ def main() -> None:
     path = args.out / ("rae.png" if args.hold == HOLD else f"rae_hold_{args.hold}.png")
     times = interval * np.arange(1, steps // interval + 1)
     title, ylabel = "A car on a hill, Soft Actor-Critic", f"return of {online.TESTS} test episodes"
-    plot(path, title, ("actions and updates per seed in an experiment", times), ylabel, curves, goal=SOLVED)
+    plot(path, title, {"": curves}, ("actions and updates per seed in an experiment", times), ylabel)
     about = f"{ylabel}, actions of {args.hold} steps, {steps:,} in an experiment, {args.seeds} seeds"
     report(path, f"{title}: {about}", figures, 0)
 

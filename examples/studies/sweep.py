@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, heat_maps, record, text_of
+from experiment import Parser, heat_maps, report
 from flax import struct
 
 import jaxreplay as jr
@@ -195,14 +195,9 @@ def main() -> None:
     args = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.", seeds=6).parse()
     config = Config(steps=40 if args.short else 1_000)
     returns, times = sweep(config, args.keys, Setting(*map(jnp.array, zip(*SETTINGS, strict=True))))
-    print(f"{len(returns)} settings, {args.seeds} seeds each, {config.steps:,} steps of {config.num_envs} environments")
+    print(f"one program: {times}")
     names = ["alpha {:g}, n {}, learning_rate {:g}, updates {}".format(*setting) for setting in SETTINGS]
-    best = np.argsort(-returns.mean(axis=1))[:5]
-    for k in best:
-        print(f"{text_of(returns[k], 3)}  {names[k]}")
-    print(
-        f"return: mean over the episodes of the second half; [95% bootstrap interval over seeds]\none program: {times}"
-    )
+    best = returns[np.argmax(returns.mean(axis=1))]
     grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
     panels = [
         {f"learning rate {rate:g}, updates per step: {k}": grid[:, :, i, j] for j, k in enumerate(UPDATES)}
@@ -211,7 +206,8 @@ def main() -> None:
     path = args.out / "sweep.png"
     title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
     heat_maps(path, title, panels, x=("n", N), y=("alpha", ALPHA), digits=2, one_scale=True)
-    record(path, {"best of 64": returns[best[0]], **dict(zip(names, returns, strict=True))})
+    title = f"return of the second half, {config.steps:,} steps of {config.num_envs} environments, {args.seeds} seeds"
+    report(path, title, {"best of 64": best, **dict(zip(names, returns, strict=True))}, 3)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,8 @@ is that of the values; in the maze it is the return that the greedy policy misse
 """
 
 import itertools
-from collections import defaultdict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -47,9 +46,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, plot_mean, record
+from experiment import Parser, plot, report
 from flax import struct
-from matplotlib.figure import Figure
 
 import jaxreplay as jr
 
@@ -83,16 +81,12 @@ Setting = namedtuple("Setting", "alpha beta floor step_size", defaults=(0.6, 0.4
 # transition gets the priority of its TD error, not the largest one.
 Kind = namedtuple("Kind", "sampler settings recompute first", defaults=(False, False))
 PER = jr.Prioritized(stratified=True)
-BETAS = {"PER, beta 0": Setting(beta=0.0), "PER": Setting(), "PER, beta 1": Setting(beta=1.0)}
 KINDS = [
     Kind(jr.Uniform(), {"uniform": Setting()}),
-    Kind(PER, {**BETAS, "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1)}),
-    Kind(jr.Prioritized(stratified="systematic"), {"PER, systematic": Setting()}),
+    Kind(PER, {"PER": Setting(), "PER, beta 1": Setting(beta=1.0), "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1)}),
     Kind(PER, {"PER, first TD errors": Setting()}, first=True),
     Kind(PER, {"PER, recomputed": Setting()}, recompute=True),
 ]
-COLORS = {"uniform": "black", "PER": "tab:blue", "PER, beta 1": "tab:cyan", "LAP": "tab:green"}
-COLORS |= {"PER, first TD errors": "tab:red", "PER, recomputed": "tab:purple"}
 
 
 def make_task(
@@ -272,59 +266,38 @@ def rise(errors: np.ndarray) -> np.ndarray:
     return np.where(least < 0.5, errors - least, 0).max(axis=-1)
 
 
-def at_best(errors: np.ndarray) -> tuple[int, np.ndarray]:
-    """The number of the step size with the smallest mean error, and its errors [seeds, points]."""
-    best = int(np.argmin(errors.mean(axis=(1, 2))))
-    return best, errors[best]
+def at_best(errors: np.ndarray) -> np.ndarray:
+    """Errors [seeds, points] of the step size with the smallest mean error, of [step sizes, seeds, points]."""
+    return errors[np.argmin(errors.mean(axis=(1, 2)))]
 
 
-def figures_of(errors: dict[str, np.ndarray], sizes: tuple[float, ...]) -> dict[str, Any]:
-    """The figures of a case; `errors` [step sizes, seeds, points] by sampler."""
-    uniform = at_best(errors["uniform"])[1].mean(axis=-1)
+def figures_of(errors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The figures of a case; `errors` [seeds, points] by sampler."""
+    means = {name: x.mean(axis=-1) for name, x in errors.items()}
     figures = {}
-    for name, of_sizes in errors.items():
-        best, x = at_best(of_sizes)
-        figures |= {name: x.mean(axis=-1), f"{name}, at the end": x[:, -1], f"{name}, largest rise": rise(x)}
-        figures |= {f"{name}, step size": sizes[best], f"{name}, less uniform": x.mean(axis=-1) - uniform}
+    for name, x in errors.items():
+        figures |= {name: means[name], f"{name}, at the end": x[:, -1], f"{name}, largest rise": rise(x)}
+        figures[f"{name}, less uniform"] = means[name] - means["uniform"]
     return figures
-
-
-def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray]]]) -> None:
-    """Learning curves, a row for each learner and ratio, with errors by task and sampler."""
-    figure = Figure(figsize=(11, 2.7 * len(cases)), layout="constrained")
-    panels = figure.subplots(len(cases), len(TASKS), sharex=True, sharey=True)
-    for row, (learner, of_task) in zip(panels, cases.items(), strict=True):
-        for axes, (task, errors) in zip(row, of_task.items(), strict=True):
-            for name in [name for name in COLORS if name in errors]:
-                _, x = at_best(errors[name])
-                plot_mean(axes, INTERVAL * np.arange(1, x.shape[1] + 1), x, COLORS[name], name)
-            axes.set_title(f"{task}: {learner}", fontsize=10)
-            axes.set_ylim(0, 1.05)
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-        row[0].set_ylabel("error")
-    for axes in panels[-1]:
-        axes.set_xlabel("environment steps")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     about = "Uniform and prioritized replay with a table and with a network, on a chain and in a maze."
     args = Parser(about, seeds=100).parse()
     steps, ratios = (160, RATIOS[:1]) if args.short else (3_200, RATIOS)
-    short, cases, figures = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}, defaultdict(dict), {}
+    short, panels, figures = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}, {}, {}
     for learner, ratio in itertools.product(STEP_SIZES, ratios):
         errors, title = {}, f"{learner}, {ratio} for each"
         for kind in short[learner] if args.short else KINDS:
             errors |= run(kind, learner, ratio, steps, args.keys)
         for i, task in enumerate(TASKS):
-            case = {name: np.nan_to_num(x[i], nan=2.0).clip(max=2.0) for name, x in errors.items()}  # also if diverged
-            cases[title][task], found = case, figures_of(case, STEP_SIZES[learner])
-            figures |= {f"{task}, {title}, {name}": figure for name, figure in found.items()}
-    path = args.out / "when_priorities_help.png"
-    plot(path, f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals", cases)
-    record(path, figures)
+            case = {name: at_best(np.nan_to_num(x[i], nan=2.0).clip(max=2.0)) for name, x in errors.items()}  # diverged
+            panels[f"{task}: {title}"] = case
+            figures |= {f"{task}, {title}, {name}": figure for name, figure in figures_of(case).items()}
+    path, points = args.out / "when_priorities_help.png", np.arange(INTERVAL, steps + 1, INTERVAL)
+    title = f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals"
+    plot(path, title, panels, ("environment steps", points), "error", columns=len(TASKS), ylim=(0, 1.05))
+    report(path, "error, mean over the run", figures)
 
 
 if __name__ == "__main__":

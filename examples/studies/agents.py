@@ -31,6 +31,7 @@ SHARES = {"hindsight": {}, "no hindsight": {"SHARE": 0.0}}
 HER = {f"{bits}, {name}": {"BITS": bits, **share} for bits in (8, 13, 20, 30) for name, share in SHARES.items()}
 RLPD = {name: {"SOURCE": source} for name, source in (("online", "online"), ("data alone", "data"))}
 LEVELS = {f"{method}, L1": {"METHOD": method} for method in ("PLR", "robust PLR", "ACCEL")}
+MEASURES = {"nfsp": "exploitability", "her": "goals reached", "levels": "mazes solved"}  # of others: the return
 RESULTS = {  # of each file: the agent, and its constants by figure
     "dqn_prioritized": ("dqn", {"return": {}}),
     "sac_uniform": ("sac", {"return": {}}),
@@ -88,9 +89,9 @@ def main() -> None:
         figures, curves = figures_of_levels(curves), {name: x["mazes"] for name, x in curves.items()}
     else:
         figures = figures_of(curves)
-    path = args.out / f"{args.name}.png"
+    path, measure = args.out / f"{args.name}.png", MEASURES.get(program, "return of the last episodes")
     points = np.linspace(0, 1, next(iter(curves.values())).shape[1] + 1)[1:]
-    plot(path, args.name, {"": curves}, ("share of training", points), "return of the last episodes")
+    plot(path, args.name, {"": curves}, ("share of training", points), measure)
     report(path, args.name, figures, 3)
 
 

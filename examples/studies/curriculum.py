@@ -46,15 +46,11 @@ CURRICULA = {  # how tasks are drawn, and the fraction of the hard pool moved ba
 }
 
 
-def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key: jax.Array) -> dict[str, jax.Array]:
-    """Train one seed for `steps` updates, a multiple of `INTERVAL`. Returns numbers after each update, [steps].
-
-    The skill is the mean over the environments, and "solved" the probability of solving a task, over all tasks. "kept"
-    is the share of groups that were kept.
-    """
+def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key: jax.Array) -> jax.Array:
+    """The probability of solving a task, over all tasks, after each `INTERVAL` of one seed [steps // INTERVAL]."""
     difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
 
-    def update(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
+    def update(carry: tuple, _: None) -> tuple[tuple, None]:
         state, skill, key = carry
         key, draw_key, solve_key = jax.random.split(key, 3)
         drawn, _ = tasks.sample(state, draw_key, GROUPS)
@@ -62,45 +58,29 @@ def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key
         rewards = jax.random.bernoulli(solve_key, chance[:, None], (GROUPS, ROLLOUTS)).astype(jnp.float32)
         state, kept = tasks.update(state, drawn, rewards)
         gain = RATE * jnp.where(kept, 4 * jnp.var(rewards, axis=1), 0.0) / GROUPS
-        skill = skill.at[env[drawn]].add(gain)
-        solved = jax.nn.sigmoid(skill[env] - difficulty).mean()
-        return (state, skill, key), {"skill": skill.mean(), "solved": solved, "kept": kept.mean()}
+        return (state, skill.at[env[drawn]].add(gain), key), None
 
-    def interval(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
-        (state, skill, key), log = jax.lax.scan(update, carry, length=INTERVAL)
+    def interval(carry: tuple, _: None) -> tuple[tuple, jax.Array]:
+        (state, skill, key), _ = jax.lax.scan(update, carry, length=INTERVAL)
         if isinstance(tasks, jr.DifficultyPools):
             key, recycle_key = jax.random.split(key)
             state = tasks.recycle(state, recycle_key, hard_fraction=recycled)
-        return (state, skill, key), log
+        return (state, skill, key), jax.nn.sigmoid(skill[env] - difficulty).mean()
 
     carry = tasks.init(), jnp.zeros(len(TASKS_PER_ENV)), key
-    _, log = jax.lax.scan(interval, carry, length=steps // INTERVAL)
-    return jax.tree.map(jnp.ravel, log)
-
-
-def figures_of(logs: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Figures [seeds] by curriculum; "groups kept" is the share of those with differing rewards."""
-    figures = {}
-    for name, log in logs.items():
-        figures[f"{name}, tasks solved at the end"] = log["solved"][:, -1]
-        figures[f"{name}, skill at the end"] = log["skill"][:, -1]
-        half = log["solved"] >= 0.5
-        figures[f"{name}, updates to half of the tasks"] = np.where(half.any(1), half.argmax(axis=1) + 1, np.nan)
-        figures[f"{name}, groups kept"] = log["kept"].mean(axis=1)
-    return figures
+    return jax.lax.scan(interval, carry, length=steps // INTERVAL)[1]
 
 
 def main() -> None:
     args = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.", seeds=16).parse()
-    steps, logs = 200 if args.short else 1_500, {}
+    steps, solved = 200 if args.short else 1_500, {}
     for name, (tasks, recycled) in CURRICULA.items():
         run = jax.jit(jax.vmap(functools.partial(train, tasks, recycled, steps)))
-        logs[name] = jax.tree.map(np.asarray, run(args.keys))
-    path = args.out / "curriculum.png"
-    updates, solved = np.arange(10, steps + 1, 10), {name: log["solved"][:, 9::10] for name, log in logs.items()}
+        solved[name] = np.asarray(run(args.keys))
+    path, updates = args.out / "curriculum.png", np.arange(INTERVAL, steps + 1, INTERVAL)
     plot(path, f"{len(ENV)} tasks", {"": solved}, ("updates", updates), "share of the tasks that are solved")
-    title = f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
-    report(path, title, figures_of(logs), 3)
+    title = f"tasks solved after {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
+    report(path, title, {name: x[:, -1] for name, x in solved.items()}, 3)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,8 @@ def plot(
             axes.plot(x[1], seeds.mean(axis=0), linewidth=2, label=label)
         axes.set(title=name, **settings)
     figure.suptitle(title)
-    figure.supxlabel(x[0])
+    for axes in grid[-1]:
+        axes.set_xlabel(x[0])
     figure.supylabel(y)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)

@@ -15,9 +15,8 @@ chain. The tasks here are small too, and their sizes are our own choice:
 - maze: Q-learning in the maze of Sutton and Barto 2018 (Example 8.1), 47 states and four actions.
 
 The only reward is 1 at the end. Batches have 8 transitions, and follow every step of the environment (8 transitions are
-replayed for each new one) or every eighth (1 for each). Tasks, settings of a sampler, step sizes and seeds are lanes of
-one `jax.vmap`. Every sampler is reported with the step size that is best for it. LAP has a floor of 0.1, because no TD
-error is above 1.
+replayed for each new one) or every eighth (1 for each). Tasks, step sizes and seeds are lanes of one `jax.vmap`. Every
+sampler is reported with the step size that is best for it.
 
 PER has alpha 0.6 and beta 0.4. With "first TD errors" a new transition has its own TD error as priority, instead of the
 largest. "Recomputed" updates all stored priorities every 80 steps, with `epoch` and `update`. In the chains the error
@@ -32,8 +31,6 @@ is that of the values; in the maze it is the return that the greedy policy misse
 - Spikes: in tables the error rises by at most 0.05 on average once it was below 0.5. The network forgets ways through
   the maze, with uniform draws too. That priorities cause larger spikes did not come out here; the target network moves
   by 5% per update, and this may be why.
-- LAP is close to uniform draws with 8 for each, and slower with 1 for each in the chains, where its loss is linear
-  above the floor.
 """
 
 import itertools
@@ -74,19 +71,16 @@ class Task:
 
 
 Agent = namedtuple("Agent", "params target_params opt")  # for a table, the target parameters are the same
-# Traced: numbers, or arrays with an axis for `jax.vmap`. The floor is the smallest priority, and above it the loss is
-# linear.
-Setting = namedtuple("Setting", "alpha beta floor step_size", defaults=(0.6, 0.4, 0.0, 0.0))
-# A sampler and its settings. With `recompute` all priorities are computed anew every INTERVAL steps; with `first` a new
-# transition gets the priority of its TD error, not the largest one.
-Kind = namedtuple("Kind", "sampler settings recompute first", defaults=(False, False))
-PER = jr.Prioritized(stratified=True)
-KINDS = [
-    Kind(jr.Uniform(), {"uniform": Setting()}),
-    Kind(PER, {"PER": Setting(), "PER, beta 1": Setting(beta=1.0), "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1)}),
-    Kind(PER, {"PER, first TD errors": Setting()}, first=True),
-    Kind(PER, {"PER, recomputed": Setting()}, recompute=True),
-]
+# With `recompute` all priorities are computed anew every INTERVAL steps. With `first` a new transition gets the
+# priority of its TD error, not the largest one.
+Kind = namedtuple("Kind", "sampler recompute first", defaults=(False, False))
+PER = jr.Prioritized(alpha=0.6, beta=0.4, stratified=True)
+KINDS = {
+    "uniform": Kind(jr.Uniform()),
+    "PER": Kind(PER),
+    "PER, first TD errors": Kind(PER, first=True),
+    "PER, recomputed": Kind(PER, recompute=True),
+}
 
 
 def make_task(
@@ -130,26 +124,23 @@ def error(task: Task, q: jax.Array) -> jax.Array:
     """
     root = jnp.sqrt(jnp.mean((q[:, 0] - task.values) ** 2) / jnp.mean(task.values**2))
     moves = task.after[0][jnp.arange(STATES), jnp.argmax(jnp.where(task.allowed, q, -jnp.inf), axis=1)]
-    moves = jnp.append(moves, STATES)
 
-    def step(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
-        state, value = carry
-        ends = (moves[state] == STATES) & (state < STATES)
-        return (moves[state], value + ends * task.gamma**t), None
+    def back(value: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.where(moves == STATES, 1.0, task.gamma * value[moves]), None
 
-    (_, value), _ = jax.lax.scan(step, (jnp.arange(STATES), jnp.zeros(STATES)), jnp.arange(STATES))
+    value, _ = jax.lax.scan(back, jnp.zeros(STATES), length=STATES)
     missed = 1 - jnp.sum(jnp.where(task.values > 0, value, 0)) / jnp.sum(task.values)
     return jnp.where(jnp.sum(task.allowed) == 1, root, missed)
 
 
 def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..., jax.Array]:
-    """A function of a key, a `Task` and a `Setting` that returns the error after each interval, [steps // INTERVAL]."""
+    """A function of a key, a `Task` and a step size: the error after each interval, [steps // INTERVAL]."""
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=kind.sampler)
     net = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(32), nn.relu, nn.Dense(ACTIONS)])
     period = BATCH // ratio  # steps of the environment for each batch
     explore = optax.linear_schedule(1.0, 0.1, steps // 5)
 
-    def train(key: jax.Array, task: Task, setting: Setting) -> jax.Array:
+    def train(key: jax.Array, task: Task, step_size: jax.Array) -> jax.Array:
         def q_of(params: Any, states: jax.Array) -> jax.Array:
             return net.apply(params, task.features[states]) if network else params[states]
 
@@ -160,19 +151,13 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
             target = jnp.where(items["after"] == STATES, 1.0, task.gamma * best)
             return jax.lax.stop_gradient(target) - q
 
-        def pull_of(td_errors: jax.Array) -> jax.Array:
-            """Minus the derivative of the loss, which is linear above the floor."""
-            linear = jnp.where(setting.floor > 0, setting.floor, jnp.inf)
-            return jnp.clip(td_errors, -linear, linear)
-
         def learn_table(agent: Agent, sample: jr.Sample) -> tuple[Agent, jax.Array]:
             """One row after another, so that a step size of 1 is stable with every sampler."""
 
             def learn_row(table: jax.Array, row: tuple) -> tuple[jax.Array, jax.Array]:
                 item, weight = row
                 td_error = td_errors_of(table, table, jax.tree.map(lambda x: x[None], item))[0]
-                change = setting.step_size * weight * pull_of(td_error)
-                return table.at[item["state"], item["action"]].add(change), td_error
+                return table.at[item["state"], item["action"]].add(step_size * weight * td_error), td_error
 
             table, td_errors = jax.lax.scan(learn_row, agent.params, (sample.items, sample.weights))
             return Agent(table, table, None), td_errors
@@ -180,11 +165,10 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
         def learn_network(agent: Agent, sample: jr.Sample) -> tuple[Agent, jax.Array]:
             def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
                 td_errors = td_errors_of(params, agent.target_params, sample.items)
-                pull = jax.lax.stop_gradient(pull_of(td_errors))
-                return jnp.mean(sample.weights * pull * td_errors), td_errors
+                return jnp.mean(sample.weights * td_errors**2) / 2, td_errors
 
             grads, td_errors = jax.grad(loss_fn, has_aux=True)(agent.params)
-            updates, opt = optax.adam(setting.step_size).update(grads, agent.opt)
+            updates, opt = optax.adam(step_size).update(grads, agent.opt)
             params = optax.apply_updates(agent.params, updates)
             target_params = optax.incremental_update(params, agent.target_params, TARGET_RATE)
             return Agent(params, target_params, opt), td_errors
@@ -209,8 +193,7 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
             state, items = jax.lax.scan(lambda state, key: act(agent.params, state, key, explore(t)), state, act_keys)
             first = td_errors_of(agent.params, agent.target_params, items) if kind.first else None
             replay = buffer.add(replay, items, td_errors=first)
-            sample = buffer.sample(replay, sample_key[0], BATCH, beta=setting.beta)
-
+            sample = buffer.sample(replay, sample_key[0], BATCH)
             agent, td_errors = learn(agent, sample)
             replay = buffer.update(replay, sample.indices, td_errors)
             return (agent, state, replay), None
@@ -235,29 +218,20 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
         init_key = jax.random.fold_in(key, 2 * steps)
         params = net.init(init_key, task.features) if network else jnp.zeros((STATES, ACTIONS))
         item = dict.fromkeys(("state", "action", "after"), jnp.zeros(1, jnp.int32))
-        replay = buffer.init(item)
-        if isinstance(kind.sampler, jr.Prioritized):
-            replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha, floor=setting.floor))
         agent = Agent(params, params, optax.adam(1.0).init(params) if network else None)
-        carry = agent, task.start, replay
+        carry = agent, task.start, buffer.init(item)
         return jax.lax.scan(point, carry, jnp.arange(steps // INTERVAL))[1]
 
     return train
 
 
-def run(kind: Kind, learner: str, ratio: int, steps: int, keys: jax.Array) -> dict[str, np.ndarray]:
-    """Errors [tasks, step sizes, seeds, points] for each setting of a sampler."""
-    train = make_train(kind, learner == "network", ratio, steps)
-
-    def lane(key: jax.Array, task: Task, setting: Setting, step_size: jax.Array) -> jax.Array:
-        return train(key, task, setting._replace(step_size=step_size))
-
-    axes = (0, None, None, None), (None, None, None, 0), (None, 0, None, None), (None, None, 0, None)
-    for in_axes in axes:
+def run(kind: Kind, learner: str, ratio: int, steps: int, keys: jax.Array) -> np.ndarray:
+    """Errors [tasks, step sizes, seeds, points] with a sampler."""
+    lane = make_train(kind, learner == "network", ratio, steps)
+    for in_axes in (0, None, None), (None, None, 0), (None, 0, None):
         lane = jax.vmap(lane, in_axes)
-    tasks, settings = (jax.tree.map(lambda *x: jnp.array(x), *of.values()) for of in (TASKS, kind.settings))
-    errors = jax.jit(lane)(keys, tasks, settings, jnp.array(STEP_SIZES[learner]))
-    return dict(zip(kind.settings, np.asarray(errors), strict=True))
+    tasks = jax.tree.map(lambda *x: jnp.array(x), *TASKS.values())
+    return np.asarray(jax.jit(lane)(keys, tasks, jnp.array(STEP_SIZES[learner])))
 
 
 def rise(errors: np.ndarray) -> np.ndarray:
@@ -285,11 +259,10 @@ def main() -> None:
     about = "Uniform and prioritized replay with a table and with a network, on a chain and in a maze."
     args = Parser(about, seeds=100).parse()
     steps, ratios = (160, RATIOS[:1]) if args.short else (3_200, RATIOS)
-    short, panels, figures = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}, {}, {}
+    short, panels, figures = {"table": ("uniform", "PER, recomputed"), "network": ("uniform",)}, {}, {}
     for learner, ratio in itertools.product(STEP_SIZES, ratios):
-        errors, title = {}, f"{learner}, {ratio} for each"
-        for kind in short[learner] if args.short else KINDS:
-            errors |= run(kind, learner, ratio, steps, args.keys)
+        title, names = f"{learner}, {ratio} for each", short[learner] if args.short else KINDS
+        errors = {name: run(KINDS[name], learner, ratio, steps, args.keys) for name in names}
         for i, task in enumerate(TASKS):
             case = {name: at_best(np.nan_to_num(x[i], nan=2.0).clip(max=2.0)) for name, x in errors.items()}  # diverged
             panels[f"{task}: {title}"] = case

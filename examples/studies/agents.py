@@ -16,16 +16,7 @@ from unittest import mock
 import numpy as np
 from experiment import Parser, agent, plot, report
 
-EPISODES = {"WINDOWS": "episodes"}  # whole ones, of at most 500 steps of CartPole and 21 of MemoryChain
-LONG = {"WARMUP": 63, "SEQUENCE_LENGTH, STRIDE, BURN_IN, BATCH": (503, 1, 0, 4)}
-SHORT = {"WARMUP": 4, "SEQUENCE_LENGTH, STRIDE, BURN_IN, BATCH": (24, 1, 0, 4)}
-MEMORY = {"TASK": "memory"}
-
-
-def with_and_without_memory(**constants: object) -> dict[str, dict]:
-    return {"recurrent": constants, "feed-forward": {**constants, "RECURRENT": False}}
-
-
+MEMORIES = {"recurrent": {}, "feed-forward": {"RECURRENT": False}}
 NFSP = {name: {"MEMORY": name} for name in ("reservoir", "ring", "ring of all")}
 SHARES = {"hindsight": {}, "no hindsight": {"SHARE": 0.0}}
 HER = {f"{bits}, {name}": {"BITS": bits, **share} for bits in (8, 13, 20, 30) for name, share in SHARES.items()}
@@ -37,12 +28,8 @@ RESULTS = {  # of each file: the agent, and its constants by figure
     "sac_uniform": ("sac", {"return": {}}),
     "sac_prioritized": ("sac", {"return": {"PRIORITIZED": True}}),
     "multi_device_prioritized": ("multi_device", {"return": {}}),
-    "r2d2_cartpole": ("r2d2", with_and_without_memory()),
-    "r2d2_cartpole_refresh": ("r2d2", with_and_without_memory(REFRESH=True)),
-    "r2d2_cartpole_episodes": ("r2d2", with_and_without_memory(**EPISODES, **LONG)),
-    "r2d2_memory": ("r2d2", with_and_without_memory(**MEMORY)),
-    "r2d2_memory_refresh": ("r2d2", with_and_without_memory(**MEMORY, REFRESH=True)),
-    "r2d2_memory_episodes": ("r2d2", with_and_without_memory(**MEMORY, **EPISODES, **SHORT)),
+    "r2d2_cartpole": ("r2d2", MEMORIES),
+    "r2d2_memory": ("r2d2", {name: {"TASK": "memory", **constants} for name, constants in MEMORIES.items()}),
     "nfsp": ("nfsp", NFSP),
     "her": ("her", HER),
     "rlpd": ("rlpd", RLPD | {"half and half": {}}),

@@ -153,9 +153,8 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
         target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
         # The handle -1 names nothing. The storage itself is never selected, which would copy it.
         replay = buffer.update(state.buffer, jnp.where(masked, -1, sample.indices), td_errors)
-        new = state.replace(params=params, target_params=target_params, opt=opt, buffer=None)
-        old = state.replace(buffer=None)
-        return jax.tree.map(lambda x, y: jnp.where(masked, x, y), old, new).replace(buffer=replay)
+        old, new = (state.params, state.target_params, state.opt), (params, target_params, opt)
+        return State(state.env, state.obs, replay, *jax.tree.map(lambda x, y: jnp.where(masked, x, y), old, new))
 
     explore = optax.linear_schedule(1.0, EPSILON, int(EXPLORATION * config.steps))
 

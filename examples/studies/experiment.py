@@ -122,42 +122,6 @@ def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2, *, 
     print(f"{seconds} s with compiling; wrote {path}")
 
 
-def heat_maps(
-    path: Path,
-    title: str,
-    rows: list[dict[str, np.ndarray]],
-    x: tuple[str, Sequence[Any]],
-    y: tuple[str, Sequence[Any]],
-    digits: int,
-    one_scale: bool = False,
-) -> None:
-    """Plot mean returns, and their intervals, over two settings: panels [len(y), len(x), seeds] by their titles.
-
-    A setting has a name and values. Each row of panels has its own colors, or all have the same.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 7.4), layout="constrained")
-    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharex=True, sharey=True)
-    for of_row, row in zip(panels, rows, strict=True):
-        means = np.stack([x.mean(axis=-1) for which in (rows if one_scale else [row]) for x in which.values()])
-        for axes, (name, values) in zip(of_row, row.items(), strict=True):
-            mean = values.mean(axis=-1)
-            image = axes.imshow(mean, vmin=means.min(), vmax=means.max(), origin="lower", aspect="auto")
-            for i, j in np.ndindex(mean.shape):
-                text = text_of(values[i, j], digits).replace(" [", "\n[")
-                color = "white" if mean[i, j] < (means.min() + means.max()) / 2 else "black"
-                axes.text(j, i, text, ha="center", va="center", fontsize=8.5, color=color)
-            axes.set_title(name, fontsize=10)
-            axes.set_xticks(range(len(x[1])), x[1])
-            axes.set_yticks(range(len(y[1])), y[1])
-        figure.colorbar(image, ax=of_row, label="mean return of the second half", shrink=0.8)
-    figure.suptitle(title, fontsize=11)
-    figure.supxlabel(x[0])
-    figure.supylabel(y[0])
-    figure.savefig(path, dpi=130)
-
-
 def plot(
     path: Path,
     title: str,
@@ -175,7 +139,7 @@ def plot(
 
     rows = len(panels) // columns
     figure = Figure(figsize=(3.4 + 2.6 * columns, 1.5 + 2.6 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row")
     for axes, (name, curves) in zip(grid.flat, panels.items(), strict=True):
         for label, seeds in curves.items():
             low, high = np.transpose([interval(point) for point in seeds.T])

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, heat_maps, report
+from experiment import Parser, plot, report
 from flax import struct
 
 import jaxreplay as jr
@@ -197,15 +197,12 @@ def main() -> None:
     print(f"one program: {times}")
     names = ["alpha {:g}, n {}, learning_rate {:g}, updates {}".format(*setting) for setting in SETTINGS]
     best = returns[np.argmax(returns.mean(axis=1))]
-    grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
-    panels = [
-        {f"learning rate {rate:g}, updates per step: {k}": grid[:, :, i, j] for j, k in enumerate(UPDATES)}
-        for i, rate in enumerate(LEARNING_RATE)
-    ]
-    path = args.out / "sweep.png"
-    title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
-    heat_maps(path, title, panels, x=("n", N), y=("alpha", ALPHA), digits=2, one_scale=True)
-    title = f"return of the second half, {config.steps:,} steps of {config.num_envs} environments, {args.seeds} seeds"
+    grid, panels = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1), {}
+    for (i, rate), (j, k) in itertools.product(enumerate(LEARNING_RATE), enumerate(UPDATES)):
+        of_alpha = zip(ALPHA, grid[:, :, i, j].swapaxes(1, 2), strict=True)  # [seeds, n] each
+        panels[f"learning rate {rate:g}, updates: {k}"] = {f"alpha {alpha:g}": x for alpha, x in of_alpha}
+    path, title = args.out / "sweep.png", f"DQN on Catch: return of the second half, {args.seeds} seeds"
+    plot(path, title, panels, ("n", [*map(str, N)]), "return", columns=len(UPDATES))
     report(path, title, {"best of 64": best, **dict(zip(names, returns, strict=True))}, 3)
 
 

@@ -23,13 +23,11 @@ proportional ones and 0.33 [0.33, 0.34] for the oracle.
 
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from experiment import Parser, plot, report
-from flax import struct
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -46,15 +44,12 @@ BATCH = {"uniform": 64, "proportional": 1}  # transitions of one draw, replayed 
 Transition = namedtuple("Transition", "state action reward discount")
 
 
-@struct.dataclass
-class Walk:
-    """A Blind Cliffwalk, with array shapes that do not depend on its number of states."""
-
-    replay: Transition  # [CAPACITY]
-    stored: Any  # bool [CAPACITY], the rows of `replay` that exist
-    distinct: Transition  # [2 * MAX_STATES], each one once
-    exists: Any  # bool [MAX_STATES]
-    values: Any  # [2, MAX_STATES], the true ones
+# A Blind Cliffwalk, with array shapes that do not depend on its number of states.
+# - replay: `Transition` [CAPACITY], and stored: bool [CAPACITY], the rows of it that exist
+# - distinct: `Transition` [2 * MAX_STATES], each one once
+# - exists: bool [MAX_STATES]
+# - values: float32 [2, MAX_STATES], the true ones
+Walk = namedtuple("Walk", "replay stored distinct exists values")
 
 
 def make_walk(n: int) -> Walk:
@@ -126,7 +121,7 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk], jax.Array]:
 
         def init(key: jax.Array) -> tuple:
             q_key, key = jax.random.split(key)
-            q = 0.1 * jax.random.normal(q_key, (2, MAX_STATES))
+            q = 0.1 * jax.random.normal(q_key, (2, MAX_STATES + 1))[:, :-1]  # drawn as in the recorded runs
             return (q, jnp.int32(0), jnp.int32(0)), replay, key
 
         def unsolved(carry: tuple) -> jax.Array:

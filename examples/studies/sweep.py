@@ -23,6 +23,7 @@ The best setting, chosen on the same seeds, reaches 0.92 [0.91, 0.93] of 1.
 import dataclasses
 import itertools
 import time
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -57,15 +58,9 @@ class Config:
     max_updates: int = UPDATES[-1]
 
 
-@struct.dataclass
-class Setting:
-    """The values that are swept: numbers, or arrays with an axis for `jax.vmap`."""
-
-    alpha: Any  # None: the buffer has none, or one of its own
-    n: Any
-    learning_rate: Any
-    updates: Any
-    max_age: Any = None  # draw only the newest sequences of each environment; None: all
+# The values that are swept: numbers, or arrays with an axis for `jax.vmap`. Without alpha the buffer has none, or its
+# own. A `max_age` restricts draws to the newest sequences of each environment.
+Setting = namedtuple("Setting", "alpha n learning_rate updates max_age", defaults=(None,))
 
 
 @struct.dataclass

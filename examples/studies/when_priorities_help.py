@@ -44,7 +44,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from experiment import Parser, plot, report
-from flax import struct
 
 import jaxreplay as jr
 
@@ -57,19 +56,13 @@ MAZE = ["       #G", "  #    # ", "S #    # ", "  #      ", "     #   ", "      
 STEP_SIZES = {"table": (0.5, 1.0), "network": (1.5e-3, 5e-3)}
 
 
-@struct.dataclass
-class Task:
-    """States up to the number of the task's own, then unused ones; STATES stands for the end."""
-
-    after: Any  # int32 [2, STATES, ACTIONS], the state after an action: usually, and after a slip
-    slip: Any  # float32 [], probability of a slip
-    allowed: Any  # bool [ACTIONS]; one action: the task is to learn the values
-    start: Any  # int32 []
-    gamma: Any  # float32 []
-    features: Any  # float32 [STATES, 15], what the network sees
-    values: Any  # float32 [STATES], of the best actions; 0 for unused states
-
-
+# A task, with states up to the number of its own, then unused ones; STATES stands for the end.
+# - after: int32 [2, STATES, ACTIONS], the state after an action: usually, and after a slip
+# - slip: float32 [], the probability of a slip
+# - allowed: bool [ACTIONS]; with one action the task is to learn the values
+# - features: float32 [STATES, 15], what the network sees
+# - values: float32 [STATES], of the best actions; 0 for unused states
+Task = namedtuple("Task", "after slip allowed start gamma features values")
 Agent = namedtuple("Agent", "params target_params opt")  # for a table, the target parameters are the same
 # With `recompute` all priorities are computed anew every INTERVAL steps. With `first` a new transition gets the
 # priority of its TD error, not the largest one.

@@ -104,8 +104,7 @@ def _move(x: Any, move: Any, new: Shards) -> jax.Array:
     """A leaf of the new storage: `move`, a function of NumPy arrays, applied to an old leaf or its PRNG key data."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = x.load(None) if isinstance(x, _leaves.Stored) else x
-        moved = _move(jax.random.key_data(x), move, new)
-        return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
+        return jax.random.wrap_key_data(_move(jax.random.key_data(x), move, new), impl=jax.random.key_impl(x))
     return jax.block_until_ready(new.place(move(_on_host(x))))  # before the next leaf is read
 
 

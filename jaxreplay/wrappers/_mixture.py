@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
+from jaxreplay._common.calls import forwarded
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
@@ -252,21 +253,20 @@ class Mixture(Sized):
             weights = [jnp.where(x == largest, 1.0, x * (1.0 / largest)) for x in weights]
 
         def weighed(x: Sample, weights: jax.Array, scale: jax.Array) -> Sample:
-            items = x.items
-            if isinstance(items, TransitionBatch):
-                W: Any = items.W
-                items = dataclasses.replace(items, W=W * (scale * (1.0 / largest)).astype(W.dtype))
+            items: Any = x.items
+            if isinstance(x.items, TransitionBatch):
+                items = dataclasses.replace(items, W=items.W * (scale * (1.0 / largest)).astype(items.W.dtype))
             return dataclasses.replace(x, items=items, weights=weights)
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = calls.forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
-    set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
-    get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
-    priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
-    later = calls.forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    update = forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
+    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
+    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: Parts, source: int, slots: jax.Array) -> jax.Array:
         """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
@@ -340,13 +340,12 @@ class Mixture(Sized):
     def _check_state(self, state: Any) -> None:
         """Raise a `ValueError` if `state` is not of this mixture, or the sources store different items."""
         specs = []
-        for buffer, part in self._pairs(state):
+        for k, (buffer, part) in enumerate(self._pairs(state)):
             buffer._check_state(part)
             shards = shards_of(buffer)
             specs.append((layouts.stored_spec(shards.part_spec(part.storage)), len(shards.whole._storage_axes)))
-        for k, (spec, num_axes) in enumerate(specs):
             try:
-                checks.check_like(spec, specs[0][0], num_axes, specs[0][1], "buffers[0]")
+                checks.check_like(specs[k][0], specs[0][0], specs[k][1], specs[0][1], "buffers[0]")
             except ValueError as error:
                 raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
 

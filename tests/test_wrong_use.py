@@ -404,7 +404,7 @@ CASES |= {
     ),
     "a cell outside of its block": (
         lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state,
-        r"state: is there inside of the block only; write with shared.state\(\) as cell",
+        r"state: is there inside the block only; write with shared.state\(\) as cell",
     ),
 }
 

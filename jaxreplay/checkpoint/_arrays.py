@@ -42,11 +42,6 @@ class Chunks(NamedTuple):
     dtype: np.dtype
     chunk: tuple[int, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        """Of a chunk, not compressed."""
-        return math.prod(self.chunk) * self.dtype.itemsize
-
     def meet(self, region: Region) -> Iterator[tuple[Position, Region]]:
         """The chunks that meet a region, and where."""
         ranges = (range(x.start // n, -(-x.stop // n)) for x, n in zip(region, self.chunk, strict=True))
@@ -125,9 +120,7 @@ def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, l
     return found
 
 
-def load(
-    folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], sharding: Any
-) -> np.ndarray | jax.Array:
+def load(folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], sharding: Any) -> Any:
     """An array, on the host or with a sharding: each device then gets its part.
 
     Raises:
@@ -135,10 +128,11 @@ def load(
     """
     if 0 in chunks.shape:
         return np.zeros(chunks.shape, chunks.dtype)
+    num_bytes = math.prod(chunks.chunk) * chunks.dtype.itemsize  # of a chunk, not compressed
 
     def read_file(file: str) -> bytes:
         size, crc = written.get(os.path.join(name, file), (0, 0))
-        return _files.read(os.path.join(folder, _files.ARRAYS, name, file), min(size, chunks.num_bytes + 2**12), crc)
+        return _files.read(os.path.join(folder, _files.ARRAYS, name, file), min(size, num_bytes + 2**12), crc)
 
     with _files.reported(folder):
         if not all(0 < n <= m for n, m in itertools.zip_longest(chunks.chunk, chunks.shape, fillvalue=0)):
@@ -153,7 +147,7 @@ def load(
         def read_one(position: Position, here: Region) -> None:
             with _files.reported(folder):
                 packed = read_file(name_of(position))
-                if int.from_bytes(packed[4:8], "little") != chunks.num_bytes:
+                if int.from_bytes(packed[4:8], "little") != num_bytes:
                     raise ValueError(f"chunk {name_of(position)} of array {name} unpacks to another size")
                 memory.kvstore[name_of(position)] = packed
                 found[_shifted(here, region)] = memory[here].read().result()

@@ -183,8 +183,7 @@ def _described(folder: str) -> dict[str, Any]:
     """The description of a checkpoint; a `ValueError` if it has another format."""
     content = _files.description(folder)
     if (found := content.get("format")) != FORMAT:
-        found = f"{folder}: has format {str(found)[:20]!r}; this version of jaxreplay reads format {FORMAT}"
-        raise ValueError(f"{found}; use the version that wrote it.")
+        raise ValueError(f"{folder}: has format {str(found)[:20]!r}; this reads format {FORMAT}; use what wrote it.")
     with _files.reported(folder):
         _check(content)
     return content
@@ -215,9 +214,8 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
     """The saved state, rebuilt."""
     if different := _config.differences(content["config"], config):
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
-        remedy = "convert the state: jr.migrate(old_buffer, state, new_buffer), remap or recycle"
         found = f"{folder}: saved with another configuration: {'; '.join(different[:5])}{more}"
-        raise ValueError(f"{found}. Restore with the saved one, then {remedy}.")
+        raise ValueError(f"{found}. Restore with the saved one, then convert by jr.migrate, remap or recycle.")
     owners = _places.owners(config, like, content["shards"])
 
     def as_saved(owner: _places.Owner | None, node: Any) -> Any:
@@ -256,7 +254,8 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
     def one(name: str, record: dict[str, Any], like: Any) -> Any:
         if "number" in record:
             return _leaves.NUMBERS[record["dtype"]](record["number"])
-        chunks = _arrays.Chunks(*_leaves.stored_type(like), tuple(record["chunk"]))
+        spec = jax.eval_shape(_leaves.stored, jax.ShapeDtypeStruct(like.shape, like.dtype))
+        chunks = _arrays.Chunks(spec.shape, np.dtype(spec.dtype), tuple(record["chunk"]))
         read = functools.partial(_arrays.load, folder, name, chunks, content["files"])
         return _leaves.Stored(record, tuple(like.shape), like.dtype, read)
 
@@ -272,9 +271,7 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
     first = None
     for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
         laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
-        different = _leaves.differ(content["leaves"], _leaves.named(laid))
-        different = different or _leaves.static_differ(content["static"], _leaves.static(laid))
-        if not different:
+        if not (different := _leaves.differ(content, laid)):
             return laid, backend
         first = first or different  # of `like` as it is given
     raise ValueError(f"{folder}: {first}. Build like as for the saved state.")
@@ -288,8 +285,7 @@ def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:
     """Raise a `ValueError` if processes save different things."""
     if jax.process_count() == 1:
         return
-    sums = [zlib.crc32(json.dumps(content, sort_keys=True).encode())]
-    if np.ptp(_processes.gather(sums)):
+    if np.ptp(_processes.gather([zlib.crc32(json.dumps(content, sort_keys=True).encode())])):
         raise ValueError("config or state: the structure differs between processes; pass the same in all.")
     whole = {name: [xla.on_host(part) for _, part in x.parts] for name, x in packed.items() if x.is_whole}
     sums = [functools.reduce(lambda crc, x: zlib.crc32(x.tobytes(), crc), parts, 0) for parts in whole.values()]

@@ -36,9 +36,8 @@ def fields(config: Any, where: str = "config", is_default: bool = False) -> Iter
         yield Field(where, _plain(whole, where), is_default)
         return
     is_keyed = isinstance(whole, dict | list | tuple) and not hasattr(whole, "_fields")
-    defaults = {}
-    if dataclasses.is_dataclass(whole):
-        defaults = {x.name: x.default for x in dataclasses.fields(whole) if x.default is not dataclasses.MISSING}
+    declared = dataclasses.fields(whole) if dataclasses.is_dataclass(whole) else ()
+    defaults = {x.name: x.default for x in declared if x.default is not dataclasses.MISSING}
     if not is_keyed:
         yield Field(where, _name_of(type(whole)), is_default)
     for name, value in inner.items():
@@ -83,8 +82,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, np.dtype):
         return value.name
     if not callable(value):
-        found = f"{where}: got a {type(value).__qualname__}, which cannot be recorded"
-        raise ValueError(f"{found}; expected a configuration, a plain value, or a dict, list or tuple of these.")
+        raise ValueError(f"{where}: got a {type(value).__qualname__}, which cannot be recorded; give plain values.")
     function = getattr(value, "func", value)  # of a functools.partial
     return _name_of(function if hasattr(function, "__qualname__") else type(function))
 

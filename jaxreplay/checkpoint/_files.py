@@ -19,11 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxreplay._common import files
-from jaxreplay._common.files import DESCRIPTION
 
 PART, ARRAYS, METADATA = ".part", "arrays", ".zarray"
 NAME = r"checkpoint_(0|[1-9][0-9]*)"
-OURS = rf"{re.escape(DESCRIPTION)}\.new|{ARRAYS}/[0-9]+/({re.escape(METADATA)}|[0-9.]+)"
+OURS = rf"{re.escape(files.DESCRIPTION)}\.new|{ARRAYS}/[0-9]+/({re.escape(METADATA)}|[0-9.]+)"
 LAST = 2**31  # greater numbers are of others
 
 
@@ -40,7 +39,7 @@ def absolute(path: str | os.PathLike) -> str:
     path = files.local(path, "a checkpoint")
     outer = os.path.realpath(path)
     while (folder := os.path.dirname(outer)) != outer:
-        if re.fullmatch(NAME, os.path.basename(outer)) and os.path.exists(os.path.join(outer, DESCRIPTION)):
+        if re.fullmatch(NAME, os.path.basename(outer)) and os.path.exists(os.path.join(outer, files.DESCRIPTION)):
             raise ValueError(f"{path}: is a checkpoint, or in one; pass the folder of the checkpoints, {folder!r}.")
         outer = folder
     return os.path.abspath(path)
@@ -131,7 +130,7 @@ def delete_older(path: str, newest: int, keep: int) -> None:
 def delete(folder: str) -> None:
     """Delete a folder, its description last, as far as that is possible."""
     with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder), key=lambda name: name == DESCRIPTION):
+        for name in sorted(os.listdir(folder), key=lambda name: name == files.DESCRIPTION):
             path = os.path.join(folder, name)
             try:
                 os.unlink(path)
@@ -148,7 +147,7 @@ def _is_ours(part: str) -> bool:
 
     found = [os.path.join(root, name) for root, _, names in os.walk(part, onerror=stop) for name in names]
     names = {os.path.relpath(x, part) for x in found}
-    return DESCRIPTION in names or all(re.fullmatch(OURS, name) for name in names)
+    return files.DESCRIPTION in names or all(re.fullmatch(OURS, name) for name in names)
 
 
 @contextlib.contextmanager

@@ -95,30 +95,21 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def static_differ(saved: dict[str, Any], like: dict[str, Any]) -> str:
-    """The first static field of `like` that is not as saved; "" if there is none."""
-    for path in saved.keys() & like.keys():
-        if saved[path] != like[path]:
-            return f"like{path}: saved {saved[path]!r}, given {like[path]!r}"
-    return ""
-
-
-def _text(found: dict[str, Any]) -> str:
-    """A record for messages, such as float32[2, 3]; {} if there is none."""
-    return f"{found['dtype']}{found.get('shape', '')}" if found else "nothing"
-
-
-def differ(saved: list[dict[str, Any]], like: dict[str, Any]) -> str:
-    """The first leaf of `like` whose path, shape or dtype is not as saved; "" if there is none."""
-    given, old = {path: record(path, leaf) for path, leaf in like.items()}, {x["path"]: x for x in saved}
+def differ(content: dict[str, Any], like: Any) -> str:
+    """The first leaf of `like` whose path, shape or dtype is not as saved, or static field; "" if there is none."""
+    given = {path: record(path, leaf) for path, leaf in named(like).items()}
+    old, saved = {x["path"]: x for x in content["leaves"]}, content["static"]
     for path in {**old, **given}:
         was, now = old.get(path, {}), given.get(path, {})
-        found, wanted = _text(was), _text(now)
+        found, wanted = (f"{x['dtype']}{x.get('shape', '')}" if x else "nothing" for x in (was, now))
         if found != wanted and not ("number" in was and now.get("weak")):  # weak: of jax.eval_shape
             hint = " (is jax_enable_x64 as it was?)" if ("64[" in found) != ("64[" in wanted) else ""
             if "number" in was | now and [] in (was.get("shape"), now.get("shape")):
                 hint = " (what goes through jit comes back as an array)"
             return f"like{path}: saved {found}, given {wanted}{hint}"
+    for path, value in static(like).items():
+        if path in saved and saved[path] != value:
+            return f"like{path}: saved {saved[path]!r}, given {value!r}"
     return "" if [*old] == [*given] else "like: its leaves have another order"
 
 
@@ -126,7 +117,7 @@ def pack(leaf: Any, copies: bool) -> Packed:
     """The stored form of an array, as a copy on the host if `copies`."""
     x = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
     if str(x.dtype) not in PLAIN:
-        x = _stored(jnp.asarray(x))
+        x = stored(jnp.asarray(x))
     if isinstance(x, np.ndarray):
         return Packed(chunks_of(x.shape, x.dtype, x.shape), True, [(region_of(x.shape), x)])
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
@@ -135,12 +126,6 @@ def pack(leaf: Any, copies: bool) -> Packed:
         parts = [(region, np.array(xla.on_host(part))) for region, part in parts]
     chunks = chunks_of(x.shape, np.dtype(x.dtype), x.sharding.shard_shape(x.shape))
     return Packed(chunks, x.is_fully_addressable, parts)
-
-
-def stored_type(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the stored form of an array like `leaf`."""
-    spec = jax.eval_shape(_stored, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    return spec.shape, np.dtype(spec.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,12 +173,12 @@ def _check_dtype(dtype: Any, path: str) -> None:
     except TypeError:  # a dtype unknown to this version of JAX
         kept = False
     if not kept:
-        found = f"leaf {path}: has dtype {dtype}, which JAX would not keep"
-        raise ValueError(f"{found}; set jax_enable_x64 for 64-bit dtypes, or cast it before the save.")
+        raise ValueError(f"leaf {path}: has dtype {dtype}, which JAX would not keep; cast it, or set jax_enable_x64.")
 
 
 @jax.jit
-def _stored(x: jax.Array) -> jax.Array:
+def stored(x: jax.Array) -> jax.Array:
+    """The stored form of an array."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(x)
     return x if x.dtype.name in PLAIN else layouts.to_bits(x)

@@ -15,8 +15,7 @@ from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.buffers._uses import Uses
-from jaxreplay.checkpoint import _places
-from jaxreplay.checkpoint._leaves import Stored
+from jaxreplay.checkpoint import _leaves, _places
 from jaxreplay.samplers import Moved
 from jaxreplay.sum_tree._tree import of_rows
 
@@ -61,12 +60,11 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       [20, 30]
     """
     old, new = shards_of(old_buffer), shards_of(new_buffer)
-    for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
-        if type(whole) not in KINDS:
-            rule = "must be a ReplayBuffer, a SequenceBuffer or Sharded of one"
-            raise ValueError(f"{name}={checks.brief(whole)}: {rule}; migrate the buffers of a Mixture one by one.")
+    if type(old.whole) not in KINDS:
+        rule = "must be a ReplayBuffer, a SequenceBuffer or Sharded of one"
+        raise ValueError(f"old_buffer={checks.brief(old.whole)}: {rule}; migrate the buffers of a Mixture one by one.")
     if type(old.whole) is not type(new.whole):
-        raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
+        raise ValueError(f"new_buffer={checks.brief(new.whole)}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
     return _migrated(old, old.stacked(state), new)
 
@@ -78,7 +76,7 @@ def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
     if backend is not None:
         state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
     if not owner.stacked:
-        state = jax.tree.map(lambda x: x.stacked() if isinstance(x, Stored) else x[None], state)
+        state = jax.tree.map(lambda x: x.stacked() if isinstance(x, _leaves.Stored) else x[None], state)
     return _migrated(owner.old, state, owner.new)
 
 
@@ -105,18 +103,15 @@ def _on_host(x: Any) -> np.ndarray:
 def _move(x: Any, move: Any, new: Shards) -> jax.Array:
     """A leaf of the new storage: `move`, a function of NumPy arrays, applied to an old leaf or its PRNG key data."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = x.load(None) if isinstance(x, Stored) else x
-        moved = _move(jax.random.key_data(x), move, new)
-        return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
+        x = x.load(None) if isinstance(x, _leaves.Stored) else x
+        return jax.random.wrap_key_data(_move(jax.random.key_data(x), move, new), impl=jax.random.key_impl(x))
     return jax.block_until_ready(new.place(move(_on_host(x))))  # before the next leaf is read
 
 
 def _live(old: Shards, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shard, slot in the shard, and age (0 for the newest of the shard) of each live item or sequence."""
-    size, inserted = (_on_host(x)[:, None] for x in (state.ring.size, state.ring.inserted))
-    age = np.arange(old.part._num_slots)
-    shard, age = np.nonzero(age < size)
-    return shard, (inserted[shard, 0] - 1 - age) % old.part._num_slots, age
+    shard, age = np.nonzero(np.arange(old.part._num_slots) < state.ring.size[:, None])
+    return shard, (state.ring.inserted[shard] - 1 - age) % old.part._num_slots, age
 
 
 def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.ndarray:
@@ -158,8 +153,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         if before != after and not (name == "gaps" and after):
             raise ValueError(f"new_buffer.{name}={after!r}: must be as in old_buffer, {before!r}.")
     state = layouts.plain(state)
-    without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
-    places = jax.tree.map(_on_host, without_items)  # of the sequences
+    places: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)  # of the sequences
     num_rows = min(int(places.rows.size[0]), new.whole.length)
     first_row = int(places.rows.inserted[0]) - num_rows
     old_rows = (first_row + np.arange(num_rows)) % old.whole.length
@@ -225,10 +219,9 @@ def _migrate_uses(uses: Uses | None, new: Shards, moved: Moved) -> Uses | None:
     most, exists = new.whole.max_uses, moved.drawable
     if not new.whole.count_updates and most is None:
         return None
-    found: dict[str, Any] = {"of_slots": np.zeros(exists.shape, np.int32), "late": moved.total(()), "unspent": None}
-    if uses is not None:
-        found |= {"of_slots": np.where(exists, moved.values(uses.of_slots), 0), "late": moved.total(uses.late)}
+    of_slots: Any = np.zeros_like(exists, np.int32) if uses is None else exists * moved.values(uses.of_slots)
+    late: Any = moved.total(() if uses is None else uses.late)
+    unspent = None
     if most is not None:
-        is_unspent = exists & (found["of_slots"] < most)
-        found["unspent"] = of_rows(sum_tree.init(exists.shape[1]), is_unspent.astype(np.float32))
-    return Uses(**found)
+        unspent = of_rows(sum_tree.init(exists.shape[1]), (exists & (of_slots < most)).astype(np.float32))
+    return Uses(of_slots, late, unspent)

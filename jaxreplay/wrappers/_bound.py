@@ -71,10 +71,8 @@ class Bound(Generic[C]):
         result: Any = getattr(self.config, name)(self.state, *args, **kwargs)
         kind = type(self.state)
         first = result[0] if type(result) is tuple and result and kind is not tuple else result
-        if kind in (tuple, list, dict) or jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state)):
-            is_state = name in ("add", "update", "set", "clear", "end_streams")
-        else:
-            is_state = type(first) is kind
+        is_plain = kind in (tuple, list, dict) or jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state))
+        is_state = name in ("add", "update", "set", "clear", "end_streams") if is_plain else type(first) is kind
         if not is_state:
             return result
         bound = self.replace(state=first)  # pyright: ignore[reportAttributeAccessIssue]
@@ -141,8 +139,7 @@ def bind(config: Any, state: Any) -> Any:
     try:
         hash(config)
     except TypeError as error:
-        found = f"config: got a {type(config).__name__}, which is not hashable"
-        raise ValueError(f"{found}; give the configuration first, then its state.") from error
+        raise ValueError(f"config: got a {type(config).__name__}, not hashable; give it before the state.") from error
     if isinstance(config, Buffer | Sharded | Mixture):
         config._check_state(state)
     return Bound(config, state)

@@ -58,13 +58,9 @@ class Limiter:
         if self.ratio is None or not self.began:
             return
         change = self._change(added, drawn)
-        if -self._most_down <= change <= self._most_up:
-            return
         up, down = max(self._most_up, change), max(self._most_down, -change)
         if self._slack is not None and 2 * self._slack < up + down:
-            calls = [f"an addition of {up / self._den / self.ratio:g} items"] if up else []
-            calls += [f"a draw of {down / self._den:g} items"] if down else []
-            found = f"slack={self._slack / self._den:g}: with ratio={self.ratio:g}, {' and '.join(calls)}"
+            found = f"slack={self.slack:g}: adding {up / self._den / self.ratio:g} and drawing {down / self._den:g}"
             raise ValueError(f"{found} could wait for ever; use slack={-(-(up + down) // (2 * self._den))}, or None.")
         self._most_up, self._most_down = up, down
 
@@ -73,10 +69,8 @@ class Limiter:
         if not self.began:
             return drawn == 0
         change = 0 if self.ratio is None else self._change(added, drawn)
-        if change == 0:
-            return True
         after = self._balance() + change
-        return after <= self._bound() if change > 0 else after >= -self._bound()
+        return change == 0 or (after <= self._bound() if change > 0 else after >= -self._bound())
 
     def count(self, added: int, drawn: int) -> None:
         """Account for a call that has passed."""
@@ -89,11 +83,9 @@ class Limiter:
             return "no ratio"
         if not self.began:
             return f"ratio={self.ratio:g}, {self.added} items added; draws have not begun"
-        ahead = "no one is ahead"
-        if self._balance():
-            side = "the additions are" if self._balance() > 0 else "the draws are"
-            ahead = f"{side} ahead by {abs(self.balance):g} draws, slack={self.slack:g}"
-        return f"ratio={self.ratio:g}, {self.added} items added and {self.drawn} drawn since draws began; {ahead}"
+        ahead = f"the {'draws' if self.balance < 0 else 'additions'} are ahead by {abs(self.balance):g} draws"
+        found = f"ratio={self.ratio:g}, {self.added} items added and {self.drawn} drawn since draws began"
+        return f"{found}; {ahead}, slack={self.slack:g}"
 
     def _change(self, added: int, drawn: int) -> int:
         return self._num * added - self._den * drawn

@@ -38,30 +38,29 @@ from jaxreplay.buffers._state import Sized
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._sharded import Sharded
 
+Parts = tuple[Any, ...]  # the states of all buffers
+NO_SHARE = "leave out a buffer to give it no share"
+
 
 def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
     """`buffers` as a tuple; a `ValueError` if they are not buffers, or draw different kinds of rows."""
     if not isinstance(buffers, tuple | list) or not buffers:
         raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
-    lengths = []
+    drawn = []
     for k, buffer in enumerate(buffers):
         whole, shown = whole_of(buffer), f"buffers[{k}]={checks.brief(buffer)}"
         if not isinstance(whole, Buffer):
-            rule = "must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one"
-            raise ValueError(f"{shown}: {rule}; give the buffers of another Mixture one by one.")
-        lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
-        if lengths[k] != lengths[0]:
-            drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
-            found = f"{shown}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}"
-            raise ValueError(f"{found}; use buffers of items only, or SequenceBuffers with one sequence_length.")
+            raise ValueError(f"{shown}: must be a buffer or Sharded; give the buffers of another Mixture one by one.")
+        drawn.append(f"sequences of {whole.sequence_length} steps" if isinstance(whole, SequenceBuffer) else "items")
+        if drawn[k] != drawn[0]:
+            raise ValueError(f"{shown}: draws {drawn[k]}, but buffers[0] draws {drawn[0]}; all must draw the same.")
         name, most = f"slots of buffers[{k}]", ring.MAX_CAPACITY // len(buffers)
         checks.check_integer(name, whole._num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")
     found = [buffer.mesh for buffer in buffers if isinstance(buffer, Sharded)]
     explicit = any(AxisType.Explicit in mesh.axis_types for mesh in found)
     if len({(*mesh.devices.flat, *(mesh.shape.items() if explicit else ())) for mesh in found}) > 1:
         places = [(dict(mesh.shape), [device.id for device in mesh.devices.flat]) for mesh in found]
-        rule = "must be the same devices in the same order, and the same axes if any is explicit"
-        raise ValueError(f"buffers: got Sharded over axes and devices {places}; {rule}.")
+        raise ValueError(f"buffers: got Sharded over axes and devices {places}; give all of them one mesh.")
     return tuple(buffers)
 
 
@@ -145,7 +144,7 @@ class Mixture(Sized):
             counts[k] += 1
         return tuple(counts)
 
-    def init(self, items: Any) -> tuple[Any, ...]:
+    def init(self, items: Any) -> Parts:
         """Empty states of all buffers.
 
         Args:
@@ -154,9 +153,9 @@ class Mixture(Sized):
         Raises:
           TypeError, ValueError: as the buffers' `init`.
         """
-        spec = checks.as_spec(items)
+        specs = self._specs(checks.as_spec(items))
         with devices.on_device_of(items):
-            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
+            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, specs, strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from that of the first one."""
@@ -168,7 +167,7 @@ class Mixture(Sized):
 
         return [spec, *map(its, self.buffers[1:])]
 
-    def add(self, state: tuple[Any, ...], source: int, items: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def add(self, state: Parts, source: int, items: Any, *args: Any, **kwargs: Any) -> Parts:
         """Insert a batch of items into one buffer; the others are unchanged.
 
         Args:
@@ -180,11 +179,11 @@ class Mixture(Sized):
         """
         return self._changed("add", state, source, items, *args, **kwargs)
 
-    def clear(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def clear(self, state: Parts) -> Parts:
         """`Buffer.clear` of all sources."""
         return tuple(buffer.clear(part) for buffer, part in self._pairs(state))
 
-    def end_streams(self, state: tuple[Any, ...], source: int, *, mask: jax.Array | None = None) -> tuple[Any, ...]:
+    def end_streams(self, state: Parts, source: int, *, mask: jax.Array | None = None) -> Parts:
         """`SequenceBuffer.end_streams` of one buffer; the others are unchanged.
 
         Args:
@@ -196,26 +195,19 @@ class Mixture(Sized):
         """
         return self._changed("end_streams", state, source, mask=mask)
 
-    def _changed(self, method: str, state: tuple[Any, ...], source: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def _changed(self, method: str, state: Parts, source: int, *args: Any, **kwargs: Any) -> Parts:
         """The state after a method of one buffer."""
         source = self._position(state, source)
         change: Any = getattr(self.buffers[source], method)
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
-    def _position(self, state: tuple[Any, ...], source: Any) -> int:
+    def _position(self, state: Parts, source: Any) -> int:
         self._pairs(state)
-        last = len(self.buffers) - 1
-        return checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
+        return checks.check_integer("source", source, 0, len(self.buffers) - 1, "the position of a buffer in buffers")
 
     @calls.method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
     def sample(
-        self,
-        state: tuple[Any, ...],
-        key: jax.Array,
-        batch_size: int,
-        *,
-        beta: Any = None,
-        max_age: jax.Array | int | None = None,
+        self, state: Parts, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
         """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, each by its own sampler.
 
@@ -235,15 +227,15 @@ class Mixture(Sized):
         drawn = []
         for k, rows in parts:
             sample: Any = buffers[k].sample
-            given = {"key": keys[k], "batch_size": rows.stop - rows.start, "beta": beta, "max_age": max_age}
-            part = sample.body(buffers[k], self._named(k, state[k]), **given)
+            count, its = rows.stop - rows.start, self._named(k, state[k])
+            part = sample.body(buffers[k], its, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
             indices = self._names(k, part.indices)
             if isinstance(part.items, TransitionBatch):
                 part = part.replace(items=dataclasses.replace(part.items, idx=indices))
             drawn.append(part.replace(indices=indices))
         if self.weights == "joint":
             drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
-        return _joined(drawn)
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources` whose weights are not normalized, with joint weights."""
@@ -261,10 +253,9 @@ class Mixture(Sized):
             weights = [jnp.where(x == largest, 1.0, x * (1.0 / largest)) for x in weights]
 
         def weighed(x: Sample, weights: jax.Array, scale: jax.Array) -> Sample:
-            items = x.items
-            if isinstance(items, TransitionBatch):
-                W: Any = items.W
-                items = dataclasses.replace(items, W=W * (scale * (1.0 / largest)).astype(W.dtype))
+            items: Any = x.items
+            if isinstance(x.items, TransitionBatch):
+                items = dataclasses.replace(items, W=items.W * (scale * (1.0 / largest)).astype(items.W.dtype))
             return dataclasses.replace(x, items=items, weights=weights)
 
         return list(map(weighed, drawn, weights, scales))
@@ -277,12 +268,12 @@ class Mixture(Sized):
     age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
     later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
-    def handles(self, state: tuple[Any, ...], source: int, slots: jax.Array) -> jax.Array:
+    def handles(self, state: Parts, source: int, slots: jax.Array) -> jax.Array:
         """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
         source = self._position(state, source)
         return self._names(source, self.buffers[source].handles(self._named(source, state[source]), slots))
 
-    def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: calls.Call, state: Parts, arguments: dict[str, Any]) -> Any:
         """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
         indices = arguments["indices"]
         checks.num_rows(call.rows, arguments, 0)
@@ -314,15 +305,15 @@ class Mixture(Sized):
         """Handles in the mixture, from those of source k, K * handle + k; -1 stays."""
         return jnp.where(handles < 0, -1, len(self.buffers) * handles + k)
 
-    def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+    def sizes(self, state: Parts) -> tuple[jax.Array, ...]:
         """Number of drawable items of each source, int32 [] each."""
         return tuple(buffer.size(part) for buffer, part in self._pairs(state))
 
-    def size(self, state: tuple[Any, ...]) -> jax.Array:
+    def size(self, state: Parts) -> jax.Array:
         """Number of drawable items of all sources, int32 []; saturates at 2**31 - 1."""
         return _reduced(ring.saturating_add, self.sizes(state))
 
-    def is_full(self, state: tuple[Any, ...]) -> jax.Array:
+    def is_full(self, state: Parts) -> jax.Array:
         """True if the next insertion overwrites in every source, bool []."""
         return _reduced(jnp.logical_and, tuple(buffer.is_full(part) for buffer, part in self._pairs(state)))
 
@@ -333,8 +324,7 @@ class Mixture(Sized):
             num_shards = shards_of(self.buffers[k]).num_shards
             if count % num_shards:
                 found = f"batch_size={num_rows}: buffers[{k}] gets {count} of these rows"
-                rule = f"which must be a multiple of {num_shards}, the number of its shards"
-                raise ValueError(f"{found}, {rule}; change the batch size or the shares.")
+                raise ValueError(f"{found}, but needs a multiple of {num_shards}; change the batch size or the shares.")
             if count > 0:
                 parts.append((k, slice(start, start + count)))
             start += count
@@ -342,23 +332,20 @@ class Mixture(Sized):
 
     def _pairs(self, state: Any) -> list[tuple[Any, Any]]:
         """Each buffer and its state; a `ValueError` if `state` is not a tuple of one state for each."""
-        if not isinstance(state, list):
-            checks.check_state(self, state, tuple)
-        if not isinstance(state, tuple) or len(state) != len(self.buffers):
-            found = f"{type(state).__name__} of {len(state)}"
-            raise ValueError(f"state: got {found}, expected a tuple of {len(self.buffers)} states, one of each.")
+        checks.check_state(self, state, tuple)
+        if len(state) != len(self.buffers):
+            raise ValueError(f"state: got a tuple of {len(state)}, expected {len(self.buffers)} states, one of each.")
         return [*zip(self.buffers, state, strict=True)]
 
     def _check_state(self, state: Any) -> None:
         """Raise a `ValueError` if `state` is not of this mixture, or the sources store different items."""
         specs = []
-        for buffer, part in self._pairs(state):
+        for k, (buffer, part) in enumerate(self._pairs(state)):
             buffer._check_state(part)
             shards = shards_of(buffer)
             specs.append((layouts.stored_spec(shards.part_spec(part.storage)), len(shards.whole._storage_axes)))
-        for k, (spec, num_axes) in enumerate(specs):
             try:
-                checks.check_like(spec, specs[0][0], num_axes, specs[0][1], "buffers[0]")
+                checks.check_like(specs[k][0], specs[0][0], specs[k][1], specs[0][1], "buffers[0]")
             except ValueError as error:
                 raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
 
@@ -368,28 +355,15 @@ def _reduced(function: Any, parts: tuple[jax.Array, ...]) -> jax.Array:
     return meshes.over_any_mesh(functools.partial(functools.reduce, function))(parts)
 
 
-def _joined(drawn: list[Sample]) -> Sample:
-    """One batch of the rows of all. A field that a source leaves out, as None, is left out."""
-    fields = {}
-    for field in dataclasses.fields(Sample):
-        parts = [getattr(x, field.name) for x in drawn]
-        is_there = not any(part is None for part in parts)
-        fields[field.name] = jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts) if is_there else None
-    return Sample(**fields)
-
-
 def check_shares(_: str, shares: Any, num_buffers: int) -> tuple[float, ...]:
     """Shares with sum 1; a `ValueError` if they are not one positive number for each buffer."""
     if shares is None:
         return (1 / num_buffers,) * num_buffers
     if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
-        rule = f"one positive number for each of the {num_buffers} buffers, or None for equal shares"
-        raise ValueError(f"shares={shares!r}: must be {rule}.")
-    numbers, remedy = [], "leave out a buffer to give it no share"
-    for k, share in enumerate(shares):
-        numbers.append(float(checks.check_number(f"shares[{k}]", share, 0, math.inf, remedy)))
-        if numbers[k] == 0:
-            raise ValueError(f"shares[{k}]={share!r}: must be positive; {remedy}.")
+        raise ValueError(f"shares={shares!r}: must be one positive number for each of {num_buffers} buffers, or None.")
+    numbers = [float(checks.check_number(f"shares[{k}]", x, 0, math.inf, NO_SHARE)) for k, x in enumerate(shares)]
+    if 0 in numbers:
+        raise ValueError(f"shares={shares!r}: must be positive; {NO_SHARE}.")
     total = sum(map(Fraction, numbers))  # as a float it might overflow
     return tuple(float(Fraction(number) / total) for number in numbers)
 
@@ -398,17 +372,15 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
     """The normalization of joint weights; a `ValueError` if the samplers disagree."""
     rules = {}
     for k, buffer in enumerate(buffers):
-        sampler = whole_of(buffer).sampler
-        if sampler.normalize != "any":
-            rules.setdefault(sampler.normalize, k)
-    for rule, k in rules.items():
-        if rule not in ("batch", None):
-            found = f"the sampler of buffers[{k}] has normalize={rule!r}"
-            raise ValueError(f'weights="joint": {found}; must be "batch" or None, as the batch has several sources.')
+        rule = whole_of(buffer).sampler.normalize
+        if rule != "any":
+            rules.setdefault(rule, k)
+        if rule not in ("any", "batch", None):
+            raise ValueError(
+                f'weights="joint": sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None.'
+            )
     if len(rules) > 1:
-        found = f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}'
-        rule = 'they must agree, as the batch is normalized as a whole: all "batch", or all None'
-        raise ValueError(f"{found}; {rule}.")
+        raise ValueError(f'weights="joint": buffers {[*rules.values()]} have normalize={[*rules]}; they must agree.')
     return next(iter(rules), None)
 
 

@@ -1,10 +1,9 @@
 """Sharded: a buffer spread over the devices of a mesh."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Generic, overload
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,7 @@ from jaxreplay._common import checks, devices, meshes, ring
 from jaxreplay._common.calls import Call, forwarded
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._replay import ReplayState
-from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sample import check_batch_size
-from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 from jaxreplay.buffers._state import S, Sized, check_once
 
@@ -72,9 +68,7 @@ class Sharded(Sized, Generic[S]):
 
     def _check_fields(self) -> None:
         if not isinstance(self.buffer, Buffer):
-            rule = "must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer"
-            remedy = "for a Mixture over devices, give it Sharded buffers"
-            raise ValueError(f"buffer={checks.brief(self.buffer)}: {rule}; {remedy}.")
+            raise ValueError(f"buffer={checks.brief(self.buffer)}: must be a buffer; give a Mixture Sharded ones.")
         if not isinstance(self.mesh, Mesh):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh(jax.devices(), ({self.axis!r},)).")
         if self.axis not in self.mesh.axis_names:
@@ -117,44 +111,15 @@ class Sharded(Sized, Generic[S]):
         with devices.on_device_of(self.state_sharding):
             return _init(self, treedef, tuple(leaves))
 
-    @overload
-    def add(
-        self: "Sharded[ReplayState]", state: ReplayState, items: Any, *, mask: Any = None, td_errors: Any = None
-    ) -> ReplayState: ...
-
-    @overload
-    def add(
-        self: "Sharded[ReservoirState]",
-        state: ReservoirState,
-        items: Any,
-        key: jax.Array,
-        *,
-        mask: Any = None,
-        td_errors: Any = None,
-    ) -> ReservoirState: ...
-
-    @overload
-    def add(
-        self: "Sharded[SequenceState]",
-        state: SequenceState,
-        steps: Any,
-        *,
-        ends: Any = None,
-        td_errors: Any = None,
-        drawable: Any = None,
-    ) -> SequenceState: ...
-
-    def add(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def add(self, state: S, *args: Any, **kwargs: Any) -> S:
         """Insert a batch with the buffer's `add`, each shard its part of the rows, with a key of its own from `key`.
 
         Raises:
           ValueError: as the buffer's `add`; or the rows are not a multiple of D (pad and mask them).
         """
-        return _add_of(type(self.buffer))(self, state, *args, **kwargs)
+        return _forwarded(type(self.buffer).add, "")(self, state, *args, **kwargs)
 
-    sample = forwarded(
-        Buffer.sample, "Draw batch_size / D items of each shard, in a `ReplayBuffer` its newest max_age / D."
-    )
+    sample = forwarded(Buffer.sample, "Draw batch_size / D items of each shard; of items its newest max_age / D.")
     epoch = forwarded(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
     update = forwarded(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
     clear = forwarded(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
@@ -215,15 +180,14 @@ class Sharded(Sized, Generic[S]):
 
     def _check_state(self, state: S) -> None:
         checks.check_state(self, state, self.buffer._state_kind)
-        if state.ring.size.shape != (self.num_shards,):
-            found = f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}"
+        if (axes := list(state.ring.size.shape)) != [self.num_shards]:
+            found = f"{self.num_shards} shards: this state has leading axes {axes}"
             raise ValueError(f"{found}; use the buffer that made it, and jax.vmap for a stack of states.")
         self._part._check_state(shards_of(self).part_spec(state))
 
     def _check_divides(self, name: str, size: int) -> None:
         if size % self.num_shards:
-            rule = f"must be a multiple of {self.num_shards}, the number of shards"
-            raise ValueError(f"{name}={size}: {rule} (mesh axis {self.axis!r}).")
+            raise ValueError(f"{name}={size}: must be a multiple of {self.num_shards}, the size of axis {self.axis!r}.")
 
     def _run(self, name: str, call: Call, state: S, arguments: dict[str, Any]) -> Any:
         """The buffer's method `name` on each shard and its part of the rows."""
@@ -240,17 +204,15 @@ class Sharded(Sized, Generic[S]):
 
         def on_shard(shard: S, arguments: dict[str, Any]) -> Any:
             # The vmap removes the leading axis of 1. With reshapes instead, XLA copies the whole storage.
-            with self._of_part():
-                result = jax.vmap(lambda state: method.body(part, state, **arguments, **static))(shard)
+            result = self._on_part(jax.vmap(lambda state: method.body(part, state, **arguments, **static)), shard)
             return result if call.donates else jax.tree.map(lambda x: x.reshape(x.shape[1:]), result)
 
         return self._map(on_shard, (PartitionSpec(self.axis), specs), state, arguments)
 
-    @contextlib.contextmanager
-    def _of_part(self) -> Iterator[None]:
-        """Context of a method of one shard, whose errors are about the shard's part of the arguments."""
+    def _on_part(self, method: Callable[[Any], Any], argument: Any) -> Any:
+        """The result of a method of one shard, whose errors are about the shard's part of the arguments."""
         try:
-            yield
+            return method(argument)
         except ValueError as error:
             if self.num_shards == 1:
                 raise
@@ -270,12 +232,7 @@ class Sharded(Sized, Generic[S]):
 
 
 _sum = functools.partial(jnp.sum, dtype=jnp.int32)
-
-
-@functools.cache
-def _add_of(kind: type[Buffer]) -> Any:
-    """`Sharded.add` for one class of buffers."""
-    return forwarded(kind.add, "")
+_forwarded: Any = functools.cache(forwarded)  # compiles once for each class of buffers
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -284,8 +241,7 @@ def _init(sharded: Sharded[S], treedef: Any, leaves: tuple[jax.ShapeDtypeStruct,
 
     def init() -> S:
         shard = sharded._part
-        with sharded._of_part():
-            state: Any = shard.init(spec)
+        state = sharded._on_part(shard.init, spec)
         state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
         return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
 

@@ -10,9 +10,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jaxreplay._common import ring
-from jaxreplay._common.checks import brief, check_integer, check_number
-from jaxreplay._common.xla import explain_donated, on_host
+from jaxreplay._common import checks, ring, xla
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, check_batch_size
 from jaxreplay.buffers._shards import room, whole_of
@@ -101,19 +99,18 @@ class Shared:
         drawn: int = 0,
     ):
         if not isinstance(buffer, Buffer | Sharded | Mixture):
-            raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, Sharded or Mixture.")
-        if ratio is not None:
-            ratio = float(check_number("ratio", ratio, 1e-9, 1e9, "the number of items drawn for each item added"))
-        if slack is not None:
-            slack = float(check_number("slack", slack, 0, 1e18, "the number of draws that either side may be ahead"))
-            if ratio is None:
-                raise ValueError(f"slack={slack:g}: needs a ratio.")
-        added = check_integer("added", added, 0, 2**63, "the number of items added before")
-        drawn = check_integer("drawn", drawn, 0, 2**63, "the number of items drawn before")
-        explain_donated(state, None)
+            raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay, Sharded or Mixture.")
+        number = checks.optional(checks.check_number)
+        ratio = number("ratio", ratio, 1e-9, 1e9, "the number of items drawn for each item added")
+        slack = number("slack", slack, 0, 1e18, "the number of draws that either side may be ahead")
+        if slack is not None and ratio is None:
+            raise ValueError(f"slack={slack:g}: needs a ratio.")
+        added = checks.check_integer("added", added, 0, 2**63, "the number of items added before")
+        drawn = checks.check_integer("drawn", drawn, 0, 2**63, "the number of items drawn before")
+        xla.explain_donated(state, None)
         buffer._check_state(state)
         self.buffer: Any = buffer
-        self.min_size = check_integer("min_size", min_size, 1, room(buffer), "the items that the first draw needs")
+        self.min_size = checks.check_integer("min_size", min_size, 1, room(buffer), "the items for the first draw")
         self._rate_limiter = Limiter(ratio, slack, added, drawn)
         self._turns = Turns(state, buffer.size, self.min_size, self._rate_limiter)
 
@@ -198,10 +195,8 @@ class Shared:
           [1.0, 2.0]
         """
         if not isinstance(self.buffer, Mixture):
-            remedy = "use `add`, or for k actors jr.Mixture(buffers=(buffer,) * k, weights='joint')"
-            raise ValueError(f"actor: the buffer has one source; {remedy}.")
-        last = len(self.buffer.buffers) - 1
-        source = check_integer("source", source, 0, last, "the position of a buffer in buffers")
+            raise ValueError("actor: the buffer is no Mixture; use jr.Mixture(buffers=(buffer,) * k, weights='joint').")
+        source = checks.check_integer("source", source, 0, len(self.buffer.buffers) - 1, "the position of a buffer")
         methods = {"add": self.add, "end_streams": self.end_streams}
         return types.SimpleNamespace(**{name: functools.partial(call, source) for name, call in methods.items()})
 
@@ -303,7 +298,7 @@ class Shared:
         """
         with Turn(self._turns, "size", counts=False) as turn:
             size = self.buffer.size(turn.state)
-        return int(on_host(size))
+        return int(xla.on_host(size))
 
     def state(self, *, added: int = 0, drawn: int = 0, timeout: float | None = None) -> Turn:
         """A block that has the state to itself, such as for a whole jitted step or a checkpoint.
@@ -333,8 +328,8 @@ class Shared:
           >>> shared.size(), newest.tolist()
           (3, [2])
         """
-        added = check_integer("added", added, 0, ring.MAX_CAPACITY, "the number of items that the block adds")
-        drawn = check_integer("drawn", drawn, 0, ring.MAX_CAPACITY, "the number of items that the block draws")
+        added = checks.check_integer("added", added, 0, ring.MAX_CAPACITY, "the number of items that the block adds")
+        drawn = checks.check_integer("drawn", drawn, 0, ring.MAX_CAPACITY, "the number of items that the block draws")
         return Turn(self._turns, "state", added, drawn, timeout, counts=added + drawn > 0)
 
     @contextlib.contextmanager

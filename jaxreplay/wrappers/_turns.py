@@ -32,9 +32,8 @@ from typing import Any, Self
 
 import jax
 
-from jaxreplay._common.checks import check_like, check_number
+from jaxreplay._common import checks, xla
 from jaxreplay._common.signals import Held
-from jaxreplay._common.xla import is_tracing, on_host
 from jaxreplay.wrappers._limiter import Limiter
 
 ARRAYS = "its leaves must be arrays of JAX, such as jax.device_put makes."
@@ -85,22 +84,20 @@ class Turns:
 
     def enter(self, turn: "Turn") -> None:
         """Take the lock when the turn has come, and give it the state."""
-        call, added, drawn = turn.call, turn.added, turn.drawn
-        if is_tracing():
-            rule = "a Shared is an object of the host, and a traced call would run once, at trace time"
-            raise RuntimeError(f"{call}: {rule}; in jit, use the buffer's methods on a state, such as cell.state.")
+        if xla.is_tracing():
+            raise RuntimeError(f"{turn.call}: a Shared is an object of the host; in jit, use the buffer on cell.state.")
         if self._owner == threading.get_ident():
-            raise RuntimeError(f"{call}: called in a block of `state` of this thread; use cell.state there.")
-        if not self.limiter.began and (drawn or self.limiter.added + added > self._min_size):
+            raise RuntimeError(f"{turn.call}: called in a block of `state` of this thread; use cell.state there.")
+        if not self.limiter.began and (turn.drawn or self.limiter.added + turn.added > self._min_size):
             self._begin(turn)
         self._acquire(turn)
         try:
             only_reads = self.is_closed()
             if only_reads and (turn.counts or self._is_lost()):
-                self._check_open(call)
-            self.limiter.register(added, drawn)
-            if not self.limiter.passes(added, drawn):
-                self._wait(lambda: self.limiter.passes(added, drawn), turn)
+                self._check_open(turn.call)
+            self.limiter.register(turn.added, turn.drawn)
+            if not self.limiter.passes(turn.added, turn.drawn):
+                self._wait(lambda: self.limiter.passes(turn.added, turn.drawn), turn)
             turn.state, turn.only_reads = self.state, only_reads
         except BaseException:
             self._changed.release()
@@ -156,8 +153,7 @@ class Turns:
 
     def _acquire(self, turn: "Turn") -> None:
         if os.getpid() != self._process:
-            found = "this process is a fork of the one that made the Shared, and lacks its threads and those of JAX"
-            raise RuntimeError(f"{turn.call}: {found}; start processes by multiprocessing.get_context('spawn').")
+            raise RuntimeError(f"{turn.call}: this process is a fork without JAX's threads; start it by 'spawn'.")
         while not self._changed.acquire(timeout=turn.patience()):
             turn.signals.deliver()
             if turn.is_late():
@@ -177,7 +173,7 @@ class Turns:
             with self._locked(turn):
                 self._check_open(turn.call)
                 version, size = self._version, self.size_of(self.state)
-            enough = int(on_host(size)) >= self._min_size
+            enough = int(xla.on_host(size)) >= self._min_size
             with self._locked(turn):
                 self._check_open(turn.call)
                 if enough:
@@ -198,11 +194,9 @@ class Turns:
             if turn.timeout is None and self._workers == 0:
                 raise Closed(f"{why}. It would wait for ever, as all blocks of `worker` have ended.")
             if turn.timeout is None and threading.enumerate() == [threading.current_thread()]:
-                remedy = "use the buffer itself, or no ratio"
-                raise RuntimeError(f"{why}. It would wait for ever, as the process has no other thread; {remedy}.")
+                raise RuntimeError(f"{why}. It would wait for ever, as the only thread; use the buffer, or no ratio.")
             if turn.is_late():
-                waited = time.monotonic() - start
-                raise TimeoutError(f"{why}. Waited {waited:.3g} s; does the other side run, in another thread?")
+                raise TimeoutError(f"{why}. Waited {time.monotonic() - start:.3g} s; does the other side run?")
             self._changed.wait(turn.patience())
             turn.signals.deliver()
             self._check_open(turn.call)
@@ -214,7 +208,7 @@ class Turns:
     def _explain(self, state: Any) -> None:
         """Raise a `ValueError` that says why `state` is not one of the buffer."""
         try:
-            check_like(state, self.state, 0, 0, "a state of the buffer")
+            checks.check_like(state, self.state, 0, 0, "a state of the buffer")
         except (AttributeError, ValueError) as error:
             raise ValueError(f"cell.state: {error}") from None
         raise ValueError(f"cell.state: {ARRAYS}")
@@ -235,13 +229,12 @@ class Turn:
         self, turns: Turns, call: str, added: int = 0, drawn: int = 0, timeout: float | None = None, counts: bool = True
     ):
         if timeout is not None:
-            timeout = check_number("timeout", timeout, 0, threading.TIMEOUT_MAX, "seconds, or None for no limit")
+            timeout = checks.check_number("timeout", timeout, 0, threading.TIMEOUT_MAX, "seconds, or None for no limit")
         self._turns, self.call, self.added, self.drawn, self.timeout = turns, call, added, drawn, timeout
         self.counts = counts  # False for a block that also reads after `close`
 
     def __getattr__(self, name: str) -> Any:
-        rule = "is there inside of the block only; write with shared.state() as cell"
-        raise AttributeError(f"{name}: {rule}.", name=name)
+        raise AttributeError(f"{name}: is there inside the block only; write with shared.state() as cell.", name=name)
 
     def is_late(self) -> bool:
         """True if it has waited for `timeout` seconds."""

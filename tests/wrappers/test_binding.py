@@ -223,5 +223,5 @@ def test_calls_pass_on_all_their_arguments():
 def test_a_state_for_the_configuration_is_an_error():
     buffer = BUFFERS["replay"]
     rejects(
-        "config: got a ReplayState, .* give the configuration first", jr.bind, buffer.init(items(numbers(0, 2))), buffer
+        "config: got a ReplayState, .* give it before the state", jr.bind, buffer.init(items(numbers(0, 2))), buffer
     )

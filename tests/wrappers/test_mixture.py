@@ -270,7 +270,7 @@ def test_rows_that_shards_and_reservoirs_refuse():
     mixture = shards_and_a_reservoir()
     state = jax.eval_shape(lambda: mixture.init(items(numbers(0, 2))))
 
-    with pytest.raises(ValueError, match=r"batch_size=4: buffers\[0\] gets 3 of these rows, .* multiple of 2"):
+    with pytest.raises(ValueError, match=r"batch_size=4: buffers\[0\] gets 3 of these rows, but needs a multiple of 2"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 4), state)
     with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 6, max_age=3), state)
@@ -310,18 +310,18 @@ GLOBAL, PLAIN, BATCH = (REPLAY(capacity=4, sampler=PER(normalize=x)) for x in ("
 REFUSED = {
     r"buffers=\(\): must be a tuple of at least one buffer": {"buffers": ()},
     r"buffers=ReplayBuffer\(.*\): must be a tuple": {"buffers": SMALL},
-    r"buffers\[1\]=3: must be a ReplayBuffer": {"buffers": (SMALL, 3)},
+    r"buffers\[1\]=3: must be a buffer or Sharded": {"buffers": (SMALL, 3)},
     r"buffers\[0\]=Mixture.*: .* give the buffers of another Mixture": {"buffers": (jr.Mixture(buffers=PAIR),)},
     r"buffers\[1\]=Seq.*: draws sequences of 3 steps, but buffers\[0\] draws items": {"buffers": (SMALL, SHORT)},
     r"\[1\]=.*: draws sequences of 2 steps, but buffers\[0\] draws sequences of 3": {"buffers": (SHORT, SHORTER)},
-    r"shares=\(1,\): must be one positive number for each of the 2 buffers": {"buffers": PAIR, "shares": (1,)},
+    r"shares=\(1,\): must be one positive number for each of 2 buffers": {"buffers": PAIR, "shares": (1,)},
     r"shares=0.5: must be one positive number": {"buffers": PAIR, "shares": 0.5},
-    r"shares\[1\]=0: must be positive; leave out": {"buffers": PAIR, "shares": (1, 0)},
+    r"shares=\(1, 0\): must be positive; leave out": {"buffers": PAIR, "shares": (1, 0)},
     r"shares\[0\]=-1: must be a finite number of at least 0; leave out": {"buffers": PAIR, "shares": (-1, 1)},
     r"shares\[0\]=nan: must be a finite number": {"buffers": PAIR, "shares": (np.nan, 1)},
     r'weights=\'both\': must be "own" or "joint"': {"buffers": PAIR, "weights": "both"},
     r"of buffers\[1\] has normalize='global'; must be \"batch\" or None": {"buffers": (SMALL, GLOBAL), **JOINT},
-    r"of buffers \[0, 2\] have normalize=\['batch', None\]; they must": {"buffers": (BATCH, SMALL, PLAIN), **JOINT},
+    r"buffers \[0, 2\] have normalize=\['batch', None\]; they must": {"buffers": (BATCH, SMALL, PLAIN), **JOINT},
 }
 
 
@@ -336,7 +336,7 @@ REFUSED |= {
 def test_meshes_of_other_devices_are_refused(second):
     devices = jax.devices("cpu")
     sources = [jr.Sharded(buffer=REPLAY(capacity=8), mesh=mesh(4, devices[its])) for its in (slice(0, 2), second)]
-    message = r"Sharded over axes and devices \[\({'data': 2}, \[0, 1\]\).*the same devices in the same order"
+    message = r"Sharded over axes and devices \[\({'data': 2}, \[0, 1\]\).*\]; give all of them one mesh"
     rejects(message, jr.Mixture, buffers=sources)
 
 
@@ -351,7 +351,7 @@ def test_calls_that_are_refused():
     rejects("source=2: must be an integer from 0 to 1, the position", mixture.add, state, 2, one)
     rejects(r"source=.*: is traced, .* give it from outside", jax.jit(mixture.add), state, 1, one)
     rejects(r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]", mixture.add, state, 0, wide)
-    rejects("state: got tuple of 1, expected a tuple of 2 states", mixture.sample, state[:1], key, 2)
+    rejects("state: got a tuple of 1, expected 2 states, one of each", mixture.sample, state[:1], key, 2)
     others = state[0], mixture.buffers[1].init(wide)
     message = r"buffers\[1\] stores other items than buffers\[0\]: leaf \['x'\]: got float32\[3\], buffers\[0\] stores"
     rejects(message, mixture.sample, others, key, 2)

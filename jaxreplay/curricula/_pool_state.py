@@ -92,8 +92,7 @@ def order(state: PoolsState) -> jax.Array:
     """Rank of each task in its pool by order of entry, int32 [N]."""
     env, pool = pools_of(state)
     # Entries minus all entries so far are negative; as uint32 the oldest is the smallest, even after an overflow.
-    rank, _ = ranks(3 * env + pool, state.sizes.size, state.entry - state.entered[env, pool])
-    return rank
+    return ranks(3 * env + pool, state.sizes.size, state.entry - state.entered[env, pool])[0]
 
 
 def arrange(

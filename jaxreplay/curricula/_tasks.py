@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.scipy.special import entr
 
@@ -48,12 +47,11 @@ class TasksState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
-def _check_prior(name: str, value: Any) -> tuple[float, float]:
+def _check_prior(name: str, value: Any) -> tuple[float, ...]:
     prior = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(prior) != 2:
         raise ValueError(f"prior={value!r}: must be two numbers, successes and failures.")
-    won, lost = (checks.check_number(f"{name}[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
-    return float(won), float(lost)
+    return tuple(float(checks.check_number(f"{name}[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform")) for i in range(2))
 
 
 @checks.config
@@ -216,20 +214,18 @@ class Tasks:
             scaled = scale * _of(counts, target)
             return counts.at[target].set(scaled, mode="drop").at[target].add(more, mode="drop")
 
-        successes, trials = counted(state.successes, total), counted(state.trials, rollouts)
-        before = state.updates
-        state = dataclasses.replace(
-            state,
-            successes=successes,
-            trials=trials,
-            last=state.last.at[target].set(before, mode="drop"),
-            updates=ring.saturating_add(before, jnp.any(known).astype(jnp.int32)),
-            rejected=rejected,
-        )
         scored = target
         if self.refresh:
-            turn = (before % -(-self.num_tasks // self.refresh)) * self.refresh
+            turn = (state.updates % -(-self.num_tasks // self.refresh)) * self.refresh
             scored = jnp.concatenate([target, turn + jnp.arange(self.refresh, dtype=jnp.int32)])
+        state = dataclasses.replace(
+            state,
+            successes=counted(state.successes, total),
+            trials=counted(state.trials, rollouts),
+            last=state.last.at[target].set(state.updates, mode="drop"),
+            updates=ring.saturating_add(state.updates, jnp.any(known).astype(jnp.int32)),
+            rejected=rejected,
+        )
         return self._scored(state, scored), kept
 
     def _scored(self, state: TasksState, tasks: jax.Array) -> TasksState:
@@ -288,11 +284,10 @@ class Tasks:
         tried = state.trials > 0
         rates = state.successes / jnp.where(tried, state.trials, 1.0)
         count = jnp.sum(tried, dtype=jnp.float32)
-        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "tried": count / self.num_tasks,
             "success": jnp.sum(rates, where=tried) / jnp.maximum(count, 1.0),
-            "perplexity": jnp.exp(entropy) / self.num_tasks,
+            "perplexity": jnp.exp(jnp.sum(entr(self.probabilities(state)))) / self.num_tasks,
         }
 
     def remap(self, state: TasksState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> TasksState:
@@ -320,21 +315,16 @@ class Tasks:
     @calls.method()
     def _remap(self, old: TasksState, source: Any) -> TasksState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
-        new = dataclasses.replace(
-            old,
-            tree=sum_tree.init(self.num_tasks, fanout=old.tree.fanout),
-            successes=_of(old.successes, source),
-            trials=_of(old.trials, source),
-            last=_of(old.last, source),
-        )
+        counts = {x: _of(getattr(old, x), source) for x in ("successes", "trials", "last")}
+        new = dataclasses.replace(old, tree=sum_tree.init(self.num_tasks, fanout=old.tree.fanout), **counts)
         return self._scored(new, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
     def _check_state(self, state: TasksState) -> None:
         """Raise a `ValueError` if `state` is for another number of tasks."""
         checks.check_state(self, state, TasksState)
-        if np.shape(state.trials) != (self.num_tasks,):
-            found = f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}"
-            raise ValueError(f"{found}; remap it, or use jax.vmap for a stack.")
+        shape = jnp.shape(state.trials)
+        if shape != (self.num_tasks,):
+            raise ValueError(f"num_tasks={self.num_tasks}: this state has tasks {[*shape]}; remap it, or vmap a stack.")
 
 
 def _of(values: jax.Array, tasks: jax.Array) -> jax.Array:

@@ -213,11 +213,10 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
 
 
 def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
-    numbers, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
-    if numbers.ndim != 2 or numbers.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
-        found = f"{checks.type_text(numbers)} with ends of shape {list(shape)}"
-        raise ValueError(f"{name}: got {found}, expected both [T, B], and bool ends.")
-    return numbers
+    x, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
+    if x.ndim != 2 or x.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
+        raise ValueError(f"{name}: got {checks.type_text(x)} with ends {[*shape]}, expected both [T, B], bool ends.")
+    return x
 
 
 @xla.copies_numpy

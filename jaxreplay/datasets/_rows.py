@@ -101,10 +101,9 @@ def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
         raise ValueError(f"rows: no {', '.join(missing)}; expected a dict of {', '.join(NAMES)}.")
     rows = {name: rows[name] for name in NAMES}
     leading = checks.leading_axes(rows, 2, "a data set")
-    for name in NAMES[2:]:
-        if rows[name].shape != leading:
-            found = checks.type_text(rows[name])
-            raise ValueError(f"leaf [{name!r}]: got {found}, expected {list(leading)}, one for each row.")
+    for x in NAMES[2:]:
+        if rows[x].shape != leading:
+            raise ValueError(f"leaf [{x!r}]: got {checks.type_text(rows[x])}, expected {[*leading]}, one for each row.")
     return rows, leading
 
 
@@ -247,12 +246,10 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     is_last[-1:] = True
     has_next = step & (~is_last | terminated)
     after = np.where(is_last, at, np.concatenate([at[1:], at[-1:]]))
-    traced = n_step_transitions(
+    batch, valid = n_step_transitions(
         at, at, rows["reward"], terminated, truncated, after, n=n, gamma=gamma, mask=has_next, flush=True
     )
-    batch, valid = jax.tree.map(np.asarray, traced)
-
-    batch = jax.tree.map(lambda x: x[valid], batch)
+    batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(valid)], batch)
 
     def gather(name: str, index: np.ndarray) -> Any:
         return jax.tree.map(lambda x: np.asarray(x).reshape(num_rows, *x.shape[2:])[index], rows[name])
@@ -278,8 +275,7 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
         differs = ~is_equal.all(axis=tuple(range(1, is_equal.ndim))) & ~last[:-1]
         if differs.any():
             t = int(np.flatnonzero(differs)[0])
-            found = f"next_observations[{t}] differs from observations[{t + 1}], of the same episode"
-            raise ValueError(f"{found}; mark step {t} in timeouts if it ends there.")
+            raise ValueError(f"next_observations[{t}] is not observations[{t + 1}]; mark a last step in timeouts.")
     return following
 
 

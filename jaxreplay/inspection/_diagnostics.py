@@ -129,9 +129,7 @@ def _program(buffer: Any, *arguments: Any) -> Numbers:
     return meshes.over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
 
 
-def _numbers(
-    buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
-) -> Numbers:
+def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     buffer._check_state(state)
     if isinstance(buffer, DifficultyPools | Tasks | Levels):
         found = {**buffer.metrics(state), "rejected": state.rejected}
@@ -144,9 +142,7 @@ def _numbers(
     return {name: jnp.asarray(x).astype(jnp.float32) for name, x in found.items()}
 
 
-def _mixture(
-    buffer: Mixture, states: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
-) -> Numbers:
+def _mixture(buffer: Mixture, states: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     found: Numbers = {"size": buffer.size(states)}
     rows: dict[int, slice] = {}
     if sample is not None:
@@ -159,9 +155,7 @@ def _mixture(
     return found
 
 
-def _buffer(
-    buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
-) -> Numbers:
+def _buffer(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     shards = shards_of(buffer)
     state = shards.stacked(state)
     found = _fill(shards, state) | shards.whole.sampler.metrics(state.sampler)
@@ -251,9 +245,8 @@ def _sums_at_pivots(axis: int, ranked: Arrays, pivots: Arrays, columns: Arrays) 
     """
     by_row = functools.partial(jnp.expand_dims, axis=1 - axis)
     not_below = [by_row(x) >= jnp.expand_dims(pivot, axis) for x, pivot in zip(ranked, pivots, strict=True)]
-    operands = [*(x.astype(jnp.int32) for x in not_below)]
-    operands += [jnp.where(not_below[0], by_row(column), 0.0) for column in columns]
-    return _reduced(axis, [(operand, 0, jnp.add) for operand in operands])
+    of_first = [jnp.where(not_below[0], by_row(column), 0.0) for column in columns]
+    return _reduced(axis, [(x, 0, jnp.add) for x in [*(x.astype(jnp.int32) for x in not_below), *of_first]])
 
 
 def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax.Array]]]) -> Arrays:
@@ -298,15 +291,14 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _all_items(items: _facts.Items) -> Numbers:
-    found, live = dict(items.top_masses), items.live
+    live = items.live
     stored = jnp.sort(jnp.where(live, items.priorities, -1.0), axis=None)[::-1]
     num_items = jnp.sum(live, dtype=jnp.int32)
     (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
-    for name, priority in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = priority
     zeros = jnp.sum(live & (items.priorities == 0), dtype=jnp.float32)
-    found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
-    return found
+    share_of_zeros = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
+    found = zip((*TENTHS, "max", "zero"), (*quantiles, jnp.maximum(stored[0], 0.0), share_of_zeros), strict=True)
+    return items.top_masses | {f"stored/priority_{name}": x for name, x in found}
 
 
 def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:

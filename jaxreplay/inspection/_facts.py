@@ -66,8 +66,7 @@ def of_items(part: Any, state: Any) -> Items:
 
 def check_buffer(buffer: Any) -> None:
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
-        rule = "must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels"
-        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
+        raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer or a curriculum of jaxreplay.")
 
 
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
@@ -84,7 +83,7 @@ def without_items(sample: Sample) -> Sample:
     return Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age)
 
 
-def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Array]:
+def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, ...]:
     """Share of the items and their share of the draws, the most probable first, float32 [B + 1] each; O(B log B).
 
     The rows of `sample` are grouped by shard.
@@ -97,8 +96,7 @@ def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Ar
     probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
     items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
-    x, y = (jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
-    return x, y
+    return tuple(jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
 
 
 def priorities_at(shards: Shards, state: Any, probabilities: jax.Array) -> jax.Array | None:

@@ -111,7 +111,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
             name = prefix + (jax.tree_util.keystr(path) or "<root>")
             leaves[name], shape = _bytes(leaf, kind), leaf.shape[getattr(state, "ring", state).size.ndim :]
             stored[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
-        trees = [x for x in jax.tree.leaves(state, is_leaf=_is_tree) if _is_tree(x)]
+        trees = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SumTree)) if isinstance(x, SumTree)]
         tree, other = tree + _bytes(trees, kind), other + _bytes(state, kind) - _bytes((part, trees), kind)
     num_devices = max(count for *_, count in parts)
     return Memory(backend=kind, num_devices=num_devices, leaves=leaves, stored=stored, tree=tree, other=other)
@@ -158,10 +158,6 @@ def short(num_bytes: float) -> str:
 def _power(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def _is_tree(x: Any) -> bool:
-    return isinstance(x, SumTree)
 
 
 def _bytes(tree: Any, backend: str) -> int:

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.core
 import numpy as np
 
 from jaxreplay._common import checks, meshes, xla
@@ -57,9 +56,8 @@ def plot(buffer: Any, state: Any) -> Any:
       ['Priorities', 'Ages', 'Cumulative mass', 'Importance weights']
     """
     if not isinstance(whole_of(buffer), Buffer | Mixture):
-        rule = "must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels"
-        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay; of a curriculum see metrics.")
+    if xla.is_traced(state):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
     buffer._check_state(state)
     pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]

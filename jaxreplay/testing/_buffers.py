@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks
+from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.testing import _rules as rules
 from jaxreplay.transitions import TransitionBatch
@@ -113,12 +113,11 @@ class _Runs:
                 new, sample = step(new, keys[0, t])
                 same(sample, row(samples, t))
                 state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
-            if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer raises an error
                 before = jax.device_get(state)
-                with rule(rules.MODES):
+                if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer raises an error
                     same(self.buffer.sample(state, keys[0, t], self.batch_size), sample)
-                with rule(rules.PURE):
-                    chex.assert_trees_all_equal(jax.device_get(state), before)
+            with rule(rules.PURE):
+                chex.assert_trees_all_equal(jax.device_get(state), before)
             with rule(rules.MODES):
                 state = self.buffer.update(state, sample.indices, _td_errors(keys[0, t], self.batch_size))
         with rule(rules.MODES):
@@ -213,9 +212,7 @@ def _adder(buffer: Any) -> Add:
         return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
     parameters = inspect.signature(whole_of(buffer).add).parameters
     if "ends" in parameters:
-        return lambda state, items, key: buffer.add(
-            state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
-        )
+        return lambda state, items, key: buffer.add(state, items, ends=jnp.zeros(layouts.leading(items, 2), bool))
     if "key" in parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

@@ -133,9 +133,7 @@ class _SamplerRuns:
     def outcome_of_shards(self, *arguments: Any) -> Any:
         return jax.vmap(lambda *x: self.outcome(*x, False), axis_name="shards")(*arguments)
 
-    def after(
-        self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, spent: Any = False, **more: Any
-    ) -> Any:
+    def after(self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, **more: Any) -> Any:
         """`outcome` of rows for `slots`, filled up with masked ones."""
         given, errors = self.slots < len(slots), np.zeros(self.capacity, np.float32)
         errors[given] = td_errors
@@ -145,7 +143,7 @@ class _SamplerRuns:
 
         key, live = more.get("key", self.key), more.get("live", self.range(0, self.capacity - 1))
         new, then = (padded(more.get(name, ()), self.capacity) for name in ("new", "then"))
-        rows = padded(slots, -1), errors, given & counts, given & spent
+        rows = padded(slots, -1), errors, given & counts, given & more.get("spent", False)
         return jax.device_get(self.outcome(state, key, live, new, rows, then, more.get("restricts", False)))
 
     def draws(self, *arguments: Any, **more: Any) -> _Draws:
@@ -259,9 +257,7 @@ def _check_past(runs: _SamplerRuns, state: Any) -> None:
         for end in range(1, runs.capacity):
             live = runs.range(max(end - 2, 0), min(end, 2))
             law = runs.draws(state, live=live, then=runs.slots, restricts=True).law()[:end][-2:]
-            assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), (
-                f"probabilities {law} of the live slots before {end}"
-            )
+            assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), f"probabilities {law} of slots before {end}"
 
 
 def _check_shards(runs: _SamplerRuns, state: Any) -> None:

@@ -145,7 +145,6 @@ class Levels:
         now = ring.saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
         slots, row = self._places(state, scores, mask)
         target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
-        stored = jnp.full(batch_size, -1, jnp.int32).at[jnp.where(row >= 0, row, batch_size)].set(slots, mode="drop")
         state = dataclasses.replace(
             state,
             levels=layouts.write(state.levels, target, jax.tree.map(lambda x: x[row], levels)),
@@ -155,7 +154,8 @@ class Levels:
             count=now[-1],
             rejected=ring.saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32)),
         )
-        return state, stored
+        stored = jnp.full(batch_size, -1, jnp.int32)
+        return state, stored.at[row].set(slots, mode="drop", wrap_negative_indices=False)
 
     def _places(self, state: LevelsState, scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Slots that a batch may take, int32 [M] all different; and the row that each takes in the end, -1 for none."""
@@ -323,11 +323,10 @@ class Levels:
           >>> float(numbers["filled"]), float(numbers["score"])
           (0.5, 1.0)
         """
-        filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
         count = jnp.maximum(state.size, 1).astype(jnp.float32)
         return {
             "filled": state.size.astype(jnp.float32) / self.capacity,
-            "score": jnp.sum(state.scores, where=filled) / count,
+            "score": jnp.sum(state.scores, where=jnp.arange(self.capacity, dtype=jnp.int32) < state.size) / count,
             "max_score": jnp.where(state.size > 0, jnp.max(state.scores), 0.0),
             "perplexity": jnp.exp(jnp.sum(entr(self.probabilities(state)))) / count,
         }
@@ -336,8 +335,7 @@ class Levels:
         """Raise a `ValueError` if `state` is for another capacity."""
         checks.check_state(self, state, LevelsState)
         if np.shape(state.scores) != (self.capacity,):
-            found = list(np.shape(state.scores))
-            raise ValueError(f"capacity={self.capacity}: this state has levels {found}; use jax.vmap for a stack.")
+            raise ValueError(f"capacity={self.capacity}: this state has {[*np.shape(state.scores)]}; vmap a stack.")
 
 
 def _check_rows(scores: Any, mask: Any, size: int, row: str) -> tuple[jax.Array, jax.Array]:

@@ -93,11 +93,9 @@ def move(state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, *rows: ja
     # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
     queue, its_number = _place_of(last, number, in_order)
     back = enters & (limit[queue] >= 0)
-    left_at = jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)
-    freed = leaves.at[left_at].set(False, mode="drop")
+    freed = leaves.at[jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)].set(False, mode="drop")
     ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
-    there = state.queues[ring, jnp.where(leaves, slot(oldest), 0)]
-    leaver = jnp.where(oldest < 0, there, task[row_of(pool, oldest)])
+    leaver = jnp.where(oldest < 0, state.queues[ring, jnp.where(leaves, slot(oldest), 0)], task[row_of(pool, oldest)])
     written = jnp.where(stays, slot(number), num_tasks)
     leaver, written = xla.materialize(leaver, written)
 
@@ -106,16 +104,15 @@ def move(state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, *rows: ja
     to = jnp.concatenate([label, jnp.zeros_like(label)])
     entered, before = state.entered.reshape(-1), sum_before(into)
     entry = jnp.concatenate([entered[p] + _at_own(before, p).astype(jnp.uint32) for p in (pool, normal)])
-    joined, left = joined.reshape(state.sizes.shape), left.reshape(state.sizes.shape)
     return dataclasses.replace(
         state,
         pool=state.pool.at[moved].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
         entry=state.entry.at[moved].set(entry, mode="drop", unique_indices=True),
         normal=sum_tree.update(state.normal, moved, to == 0, unique_indices=True),
         queues=state.queues.at[ring, written].set(task, mode="drop", unique_indices=True),
-        heads=(state.heads + left[:, 1:]) % jnp.maximum(tasks_per_env, 1)[:, None],
-        sizes=state.sizes + joined - left,
-        entered=state.entered + joined.astype(jnp.uint32),
+        heads=(state.heads + left.reshape(-1, 3)[:, 1:]) % jnp.maximum(tasks_per_env, 1)[:, None],
+        sizes=state.sizes + (joined - left).reshape(-1, 3),
+        entered=state.entered + joined.reshape(-1, 3).astype(jnp.uint32),
     )
 
 

@@ -222,9 +222,8 @@ class DifficultyPools:
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
         rejected = ring.saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
-        state = dataclasses.replace(state, rejected=rejected)
         if self.num_tasks == 0 or rewards.size == 0:
-            return state, known
+            return dataclasses.replace(state, rejected=rejected), known
         tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
         tasks_per_env, caps = self._sizes
         env = _pool_state.env_of(tasks, tasks_per_env)
@@ -244,7 +243,7 @@ class DifficultyPools:
             return ring.saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
-        state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts)
+        state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts, rejected=rejected)
         state = _pool_moves.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)
 
@@ -314,8 +313,7 @@ class DifficultyPools:
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
-        labelled, rollouts = _zeros_like((state.groups, state.rollouts))
-        return dataclasses.replace(state, groups=labelled, rollouts=rollouts)
+        return dataclasses.replace(state, **_zeros_like({"groups": state.groups, "rollouts": state.rollouts}))
 
     def recycle(
         self, state: PoolsState, key: jax.Array, *, easy_fraction: float = 0.0, hard_fraction: float = 0.0
@@ -341,9 +339,8 @@ class DifficultyPools:
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
             checks.check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
-        sizes = np.arange(max(self.tasks_per_env) + 1)
-        counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
-        return self._recycle(state, key, counts)
+        counts = np.outer([0.0, easy_fraction, hard_fraction], np.arange(max(self.tasks_per_env) + 1))  # in float64
+        return self._recycle(state, key, np.round(counts).astype(np.int32))
 
     @calls.method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:

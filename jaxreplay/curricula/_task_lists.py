@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay._common import checks, xla
 
@@ -31,7 +30,7 @@ def distinct(key: jax.Array, mass: jax.Array, n: int) -> jax.Array:
     section 2.3). The noise is above -5.
     """
     logs = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, 2.0**-126)), -300.0)
-    return lax.top_k(logs + jax.random.gumbel(key, mass.shape, jnp.float32, mode="high"), n)[1]
+    return jax.lax.top_k(logs + jax.random.gumbel(key, mass.shape, jnp.float32, mode="high"), n)[1]
 
 
 def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
@@ -70,8 +69,7 @@ def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: A
     if xla.is_traced((state, groups)):
         return update(state, *check(*groups))
     on_device = any(isinstance(x, jax.Array) for x in groups)
-    padded_groups = _padded_on_device(*groups) if on_device else padded(*groups, xp=np)
-    state, kept = update(state, *padded_groups)
+    state, kept = update(state, *(_padded_on_device(*groups) if on_device else padded(*groups, xp=np)))
     return state, _first(kept, len(groups[0]))
 
 
@@ -118,5 +116,4 @@ def old_task_of_each(
     positions = defaultdict(deque)
     for position, key in enumerate(old_keys):
         positions[key].append(position)
-    source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
-    return np.asarray(source, np.int32)
+    return np.asarray([positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys], np.int32)

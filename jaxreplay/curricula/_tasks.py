@@ -196,23 +196,16 @@ class Tasks:
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
         total = jnp.sum(rewards, axis=1, where=mask)
-        exists = rollouts > 0
         valid = jnp.all(~mask | ((rewards >= 0) & (rewards <= 1)), axis=1) & (tasks >= 0) & (tasks < self.num_tasks)
-        known = exists & valid
-        kept = known
-        if self.online_difficulty_filtering:
-            kept &= (total > 0) & (total < rollouts)
-        rejected = ring.saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
-        if tasks.size == 0:
-            return dataclasses.replace(state, rejected=rejected), kept
+        known = (rollouts > 0) & valid
+        kept = known & (total > 0) & (total < rollouts) if self.online_difficulty_filtering else known
         target = jnp.where(known, tasks, self.num_tasks)
 
         # Halved counts keep the rate, and further rollouts are not lost to rounding.
         scale = self.decay * jnp.where(_of(state.trials, target) > MANY_TRIALS, 0.5, 1.0)
 
         def counted(counts: jax.Array, more: jax.Array) -> jax.Array:
-            scaled = scale * _of(counts, target)
-            return counts.at[target].set(scaled, mode="drop").at[target].add(more, mode="drop")
+            return counts.at[target].set(scale * _of(counts, target), mode="drop").at[target].add(more, mode="drop")
 
         scored = target
         if self.refresh:
@@ -224,7 +217,7 @@ class Tasks:
             trials=counted(state.trials, rollouts),
             last=state.last.at[target].set(state.updates, mode="drop"),
             updates=ring.saturating_add(state.updates, jnp.any(known).astype(jnp.int32)),
-            rejected=rejected,
+            rejected=ring.saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~valid, dtype=jnp.int32)),
         )
         return self._scored(state, scored), kept
 
@@ -282,11 +275,10 @@ class Tasks:
           (0.25, 0.5)
         """
         tried = state.trials > 0
-        rates = state.successes / jnp.where(tried, state.trials, 1.0)
         count = jnp.sum(tried, dtype=jnp.float32)
         return {
             "tried": count / self.num_tasks,
-            "success": jnp.sum(rates, where=tried) / jnp.maximum(count, 1.0),
+            "success": jnp.sum(state.successes / jnp.where(tried, state.trials, 1.0)) / jnp.maximum(count, 1.0),
             "perplexity": jnp.exp(jnp.sum(entr(self.probabilities(state)))) / self.num_tasks,
         }
 

@@ -100,8 +100,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
         raise ValueError(f"items: must be as {type(buffer).__name__}.init takes them; None if it takes none.")
     if hasattr(items, "sampler"):
         raise ValueError(f"items: got a {type(items).__name__}, expected items, as init takes them; give these.")
-    made_like = buffer.state_sharding if isinstance(buffer, Sharded) else items
-    kind = devices.backend_of(made_like) if backend is None else devices.BACKENDS[backend]
+    kind = devices.BACKENDS[backend] if backend else devices.backend_of(getattr(buffer, "state_sharding", items))
     leaves, stored, tree, other = {}, {}, 0, 0
     with jax.default_device(kind):
         parts = _states(buffer, checks.as_spec(items))

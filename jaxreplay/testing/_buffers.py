@@ -16,8 +16,7 @@ import numpy as np
 from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.testing import _rules as rules
-from jaxreplay.transitions import TransitionBatch
-from jaxreplay.transitions._batch import without_valid
+from jaxreplay.transitions import TransitionBatch, _batch
 from jaxreplay.wrappers import Mixture
 
 Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state
@@ -51,7 +50,7 @@ def check_buffer(
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
-    spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
+    spec, key = _batch.without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     check_config(buffer)
     runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
     with rule(rules.ABSTRACT):
@@ -261,8 +260,7 @@ def check_law(drawn: Any, probabilities: Any) -> None:
         rest = 1 - each.sum()
         assert abs(rest) < 1e-3 or rest > 0, f"the probabilities of the draws sum to {each.sum()}"
         expected = counts.sum() * np.append(each, max(rest, 0))
-        counts = np.append(counts, 0)[expected > 0]
-        expected = expected[expected > 0]
+        counts, expected = np.append(counts, 0)[expected > 0], expected[expected > 0]
         statistic, free = np.sum((counts - expected) ** 2 / np.maximum(expected, 5)), max(len(counts) - 1, 1)
         most = free * (1 - 2 / (9 * free) + 5 * np.sqrt(2 / (9 * free))) ** 3
         assert statistic <= most, f"chi-square of {statistic:.1f} with {free} degrees of freedom, at most {most:.1f}"

@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes[name.partition("/")[0]] += size
     rows = [("array", "dtype", "shape", "bytes on disk")]
     for i, leaf in enumerate(content["leaves"]):
-        value = leaf["number"] if "number" in leaf else leaf["shape"]
-        rows.append((leaf["path"], leaf["dtype"], str(value), f"{sizes[str(i)]:,}"))
+        rows.append((leaf["path"], leaf["dtype"], str(leaf.get("number", leaf.get("shape"))), f"{sizes[str(i)]:,}"))
     rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(sizes.values()):,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()

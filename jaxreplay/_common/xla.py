@@ -23,6 +23,11 @@ def is_tracing() -> bool:
     return _current_trace(convention="flax") != NOT_TRACING
 
 
+def is_traced(tree: Any) -> bool:
+    """True if a leaf of a pytree is traced, so that its value is not known."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
 def materialize(*arrays: jax.Array) -> Any:
     """The same arrays; a CPU computes them once, before all operations that depend on them.
 

@@ -5,7 +5,6 @@ import math
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -143,21 +142,20 @@ class Levels:
             raise ValueError("batch of 0 levels: expected 1 or more; to insert none, mask all rows.")
         checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         scores, mask = _check_rows(scores, mask, batch_size, "level")
-        rejected = ring.saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
         now = ring.saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
         slots, row = self._places(state, scores, mask)
         target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
-
-        of_row = jnp.full(batch_size, -1, jnp.int32)
-        return dataclasses.replace(
+        state = dataclasses.replace(
             state,
             levels=layouts.write(state.levels, target, jax.tree.map(lambda x: x[row], levels)),
             scores=state.scores.at[target].set(scores[row], mode="drop"),
             last=state.last.at[target].set(now[row], mode="drop"),
             size=state.size + jnp.sum((row >= 0) & (slots >= state.size), dtype=jnp.int32),
             count=now[-1],
-            rejected=rejected,
-        ), of_row.at[jnp.where(row >= 0, row, batch_size)].set(slots, mode="drop")
+            rejected=ring.saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32)),
+        )
+        stored = jnp.full(batch_size, -1, jnp.int32)
+        return state, stored.at[row].set(slots, mode="drop", wrap_negative_indices=False)
 
     def _places(self, state: LevelsState, scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Slots that a batch may take, int32 [M] all different; and the row that each takes in the end, -1 for none."""
@@ -177,10 +175,9 @@ class Levels:
             held, order, row = carry
             score, exists, number = new
             low = jnp.min(held)
-            chosen = k == jnp.argmax(jnp.where(held == low, order, -1)).astype(jnp.int32)
-            chosen &= exists & (score > low)
-            carry = jnp.where(chosen, score, held), jnp.where(chosen, slots, order), jnp.where(chosen, number, row)
-            return carry, None
+            taken = k == jnp.argmax(jnp.where(held == low, order, -1)).astype(jnp.int32)
+            taken &= exists & (score > low)
+            return (jnp.where(taken, score, held), jnp.where(taken, slots, order), jnp.where(taken, number, row)), None
 
         rows = scores, mask, jnp.arange(scores.size, dtype=jnp.int32)
         (_, _, row), _ = jax.lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
@@ -244,7 +241,7 @@ class Levels:
         self._check_state(state)
         n = checks.check_integer("n", n, 1, 2**24, "the number of draws")
         xla.explain_donated(state, None)
-        if not isinstance(state.size, jax.core.Tracer) and not xla.on_host(state.size).any():
+        if not xla.is_traced(state.size) and not xla.on_host(state.size).any():
             raise ValueError("cannot sample from an empty set of levels; insert some first.")
         return self._sample(state, key, n)
 
@@ -326,22 +323,19 @@ class Levels:
           >>> float(numbers["filled"]), float(numbers["score"])
           (0.5, 1.0)
         """
-        filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
         count = jnp.maximum(state.size, 1).astype(jnp.float32)
-        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "filled": state.size.astype(jnp.float32) / self.capacity,
-            "score": jnp.sum(state.scores, where=filled) / count,
+            "score": jnp.sum(state.scores, where=jnp.arange(self.capacity, dtype=jnp.int32) < state.size) / count,
             "max_score": jnp.where(state.size > 0, jnp.max(state.scores), 0.0),
-            "perplexity": jnp.exp(entropy) / count,
+            "perplexity": jnp.exp(jnp.sum(entr(self.probabilities(state)))) / count,
         }
 
     def _check_state(self, state: LevelsState) -> None:
         """Raise a `ValueError` if `state` is for another capacity."""
         checks.check_state(self, state, LevelsState)
         if np.shape(state.scores) != (self.capacity,):
-            found = list(np.shape(state.scores))
-            raise ValueError(f"capacity={self.capacity}: this state has levels {found}; use jax.vmap for a stack.")
+            raise ValueError(f"capacity={self.capacity}: this state has {[*np.shape(state.scores)]}; vmap a stack.")
 
 
 def _check_rows(scores: Any, mask: Any, size: int, row: str) -> tuple[jax.Array, jax.Array]:

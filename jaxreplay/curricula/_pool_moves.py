@@ -23,7 +23,6 @@ class Rows(NamedTuple):
     """G rows in order; tasks are in [0, N), pools in [0, P).
 
     Attributes:
-      task: int32 [G]; a task may occur more than once.
       pool: int32 [G], pool to enter.
       start: int32 [G], pool of the task at the start.
       start_number: int32 [G], the task's number there; any, if that pool is normal.
@@ -31,7 +30,6 @@ class Rows(NamedTuple):
       first: int32 [G], for each place in this order the first place with the same task.
     """
 
-    task: jax.Array
     pool: jax.Array
     start: jax.Array
     start_number: jax.Array
@@ -53,15 +51,7 @@ class Entries(NamedTuple):
     last: jax.Array
 
 
-def move(
-    state: PoolsState,
-    tasks_per_env: jax.Array,
-    caps: jax.Array,
-    task: jax.Array,
-    env: jax.Array,
-    label: jax.Array,
-    known: jax.Array,
-) -> PoolsState:
+def move(state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, *rows: jax.Array) -> PoolsState:
     """Move tasks to the pools of their labels, in order, unless a queue holds them.
 
     A member has a number in its queue, a row in the batch if it joined there, and a slot in its ring. Queues with 2 and
@@ -72,18 +62,17 @@ def move(
       state: the pools; a queue above its cap does not grow.
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard.
-      task: int32 [G]; a task may occur more than once.
-      env: int32 [G], environments of the tasks.
-      label: int32 [G], pools to move to.
-      known: bool [G], True for rows that count.
+      rows: int32 [G], tasks; a task may occur more than once. int32 [G], their environments. int32 [G], pools to move
+        to. bool [G], True for rows that count.
     """
+    task, env, label, known = rows
     num_rows, num_tasks, num_pools = task.size, state.pool.size, state.sizes.size
     normal, pool = 3 * env, 3 * env + label
     start = normal + state.pool[task].astype(jnp.int32)
     start_number = (state.entry[task] - state.entered.reshape(-1)[start]).astype(jnp.int32)
-    rows = _sorted_rows(task, num_tasks, pool, start, start_number)
+    in_order = _sorted_rows(task, num_tasks, pool, start, start_number)
     limit = jnp.pad(jnp.maximum(caps, state.sizes[:, 1:]), ((0, 0), (1, 0)), constant_values=-1).reshape(-1)
-    enters, number, last = _entries(rows, known & (label > 0), limit)
+    enters, number, last = _entries(in_order, known & (label > 0), limit)
     oldest = number - limit[pool]  # number of the member that leaves the row's queue, if one leaves
     leaves = enters & (oldest >= -state.sizes.reshape(-1)[pool])
     into = spread(pool, enters, num_pools) + spread(normal, leaves, num_pools)
@@ -102,13 +91,11 @@ def move(
 
     stays = enters & (joined[pool] - number <= limit[pool])
     # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
-    queue, its_number = _place_of(last, number, rows)
+    queue, its_number = _place_of(last, number, in_order)
     back = enters & (limit[queue] >= 0)
-    left_at = jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)
-    freed = leaves.at[left_at].set(False, mode="drop")
+    freed = leaves.at[jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)].set(False, mode="drop")
     ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
-    there = state.queues[ring, jnp.where(leaves, slot(oldest), 0)]
-    leaver = jnp.where(oldest < 0, there, task[row_of(pool, oldest)])
+    leaver = jnp.where(oldest < 0, state.queues[ring, jnp.where(leaves, slot(oldest), 0)], task[row_of(pool, oldest)])
     written = jnp.where(stays, slot(number), num_tasks)
     leaver, written = xla.materialize(leaver, written)
 
@@ -117,16 +104,15 @@ def move(
     to = jnp.concatenate([label, jnp.zeros_like(label)])
     entered, before = state.entered.reshape(-1), sum_before(into)
     entry = jnp.concatenate([entered[p] + _at_own(before, p).astype(jnp.uint32) for p in (pool, normal)])
-    joined, left = joined.reshape(state.sizes.shape), left.reshape(state.sizes.shape)
     return dataclasses.replace(
         state,
         pool=state.pool.at[moved].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
         entry=state.entry.at[moved].set(entry, mode="drop", unique_indices=True),
         normal=sum_tree.update(state.normal, moved, to == 0, unique_indices=True),
         queues=state.queues.at[ring, written].set(task, mode="drop", unique_indices=True),
-        heads=(state.heads + left[:, 1:]) % jnp.maximum(tasks_per_env, 1)[:, None],
-        sizes=state.sizes + joined - left,
-        entered=state.entered + joined.astype(jnp.uint32),
+        heads=(state.heads + left.reshape(-1, 3)[:, 1:]) % jnp.maximum(tasks_per_env, 1)[:, None],
+        sizes=state.sizes + (joined - left).reshape(-1, 3),
+        entered=state.entered + joined.reshape(-1, 3).astype(jnp.uint32),
     )
 
 
@@ -140,7 +126,7 @@ def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Ar
         by_task = jnp.argsort(task, stable=True).astype(jnp.int32)
     in_order = task[by_task]
     starts = jnp.concatenate([jnp.ones(1, bool), in_order[1:] != in_order[:-1]])
-    return Rows(task, pool, start, start_number, by_task, jax.lax.cummax(jnp.where(starts, place, 0)))
+    return Rows(pool, start, start_number, by_task, jax.lax.cummax(jnp.where(starts, place, 0)))
 
 
 def _entries(rows: Rows, counts: jax.Array, limit: jax.Array) -> Entries:

@@ -77,9 +77,8 @@ def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Arra
     """
     rows = jnp.arange(group.size, dtype=jnp.int32)
     sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
-    starts = sum_before(sizes)
     group, *_, row = jax.lax.sort((group, *keys, rows), num_keys=1 + len(keys))
-    return jnp.zeros_like(rows).at[row].set(rows - starts[group], unique_indices=True), sizes
+    return jnp.zeros_like(rows).at[row].set(rows - sum_before(sizes)[group], unique_indices=True), sizes.reshape(-1, 3)
 
 
 def pools_of(state: PoolsState) -> tuple[jax.Array, jax.Array]:
@@ -92,8 +91,7 @@ def order(state: PoolsState) -> jax.Array:
     """Rank of each task in its pool by order of entry, int32 [N]."""
     env, pool = pools_of(state)
     # Entries minus all entries so far are negative; as uint32 the oldest is the smallest, even after an overflow.
-    rank, _ = ranks(3 * env + pool, state.sizes.size, state.entry - state.entered[env, pool])
-    return rank
+    return ranks(3 * env + pool, state.sizes.size, state.entry - state.entered[env, pool])[0]
 
 
 def arrange(
@@ -112,19 +110,18 @@ def arrange(
     tasks = jnp.arange(num_tasks, dtype=jnp.int32)
     env = env_of(tasks, tasks_per_env)
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, *keys)
-    surplus = sizes.reshape(num_envs, 3)[:, 1:] - caps
+    surplus = sizes[:, 1:] - caps
     returns = (pool > 0) & (rank < surplus[env, pool - 1])
     pool, late = jnp.where(returns, 0, pool), jnp.where(returns, pool, 0)
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
-    sizes = sizes.reshape(num_envs, 3)
     ring = jnp.where(pool > 0, pool - 1, 2)  # 2 is out of range: normal has no ring
-    slot = rank + sum_before(tasks_per_env)[env]
-
     return PoolsState(
         pool=pool.astype(jnp.int8),
         entry=rank.astype(jnp.uint32),
         normal=sum_tree.of_leaves(jnp.pad(pool == 0, (0, num_tasks == 0)), fanout=fanout),
-        queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, slot].set(tasks, mode="drop"),
+        queues=jnp.zeros((2, num_tasks), jnp.int32)
+        .at[ring, rank + sum_before(tasks_per_env)[env]]
+        .set(tasks, mode="drop"),
         heads=jnp.zeros((num_envs, 2), jnp.int32),
         sizes=sizes,
         entered=sizes.astype(jnp.uint32),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,7 +24,7 @@ MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
 def _reject_empty(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    if not isinstance(drawn[1], jax.core.Tracer) and not xla.on_host(drawn[1]):
+    if not xla.is_traced(drawn[1]) and not xla.on_host(drawn[1]):
         raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
     return drawn
 
@@ -39,10 +38,6 @@ def _each(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> tuple
 
 def _threshold() -> Any:
     return checks.field(checks.optional(checks.check_number), -math.inf, math.inf, "or None", default=None)
-
-
-def _fraction(default: float) -> Any:
-    return checks.field(checks.check_number, 0, 1, "a fraction of an environment's tasks, below 1", default=default)
 
 
 @checks.config
@@ -88,8 +83,8 @@ class DifficultyPools:
     )
     easy_threshold: float | None = _threshold()
     hard_threshold: float | None = _threshold()
-    max_easy_pool_fraction: float = _fraction(0.5)
-    max_hard_pool_fraction: float = _fraction(0.4)
+    max_easy_pool_fraction: float = checks.field(checks.check_number, 0, 1, "a share of the tasks", default=0.5)
+    max_hard_pool_fraction: float = checks.field(checks.check_number, 0, 1, "a share of the tasks", default=0.4)
     online_difficulty_filtering: bool = False
     env_names: Sequence[str] | None = checks.field(checks.optional(_each), lambda _, name: name, default=None)
     donate: bool = True
@@ -109,8 +104,7 @@ class DifficultyPools:
             raise ValueError(f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it.")
         easy, hard = self.max_easy_pool_fraction, self.max_hard_pool_fraction
         if easy + hard >= 1:
-            both = f"max_easy_pool_fraction={easy} + max_hard_pool_fraction={hard}"
-            raise ValueError(f"{both}: must sum to less than 1; lower one.")
+            raise ValueError(f"max_easy_pool_fraction={easy}: must be < 1 - max_hard_pool_fraction={hard}; lower one.")
 
     @property
     def num_tasks(self) -> int:
@@ -228,9 +222,8 @@ class DifficultyPools:
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
         rejected = ring.saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
-        state = dataclasses.replace(state, rejected=rejected)
         if self.num_tasks == 0 or rewards.size == 0:
-            return state, known
+            return dataclasses.replace(state, rejected=rejected), known
         tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
         tasks_per_env, caps = self._sizes
         env = _pool_state.env_of(tasks, tasks_per_env)
@@ -250,7 +243,7 @@ class DifficultyPools:
             return ring.saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
-        state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts)
+        state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts, rejected=rejected)
         state = _pool_moves.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)
 
@@ -305,9 +298,8 @@ class DifficultyPools:
             for metric, counts in all_counts.items():
                 counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
                 share = counts / jnp.maximum(jnp.sum(counts), 1.0)
-                shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
-                if metric == "pool":
-                    shares[f"pool{prefix}/normal"] = share[NORMAL]
+                pools = ("normal", "easy", "hard") if metric == "pool" else (None, "easy", "hard")
+                shares |= {f"{metric}{prefix}/{name}": share[pool] for pool, name in enumerate(pools) if name}
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
@@ -321,8 +313,7 @@ class DifficultyPools:
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
-        labelled, rollouts = _zeros_like((state.groups, state.rollouts))
-        return dataclasses.replace(state, groups=labelled, rollouts=rollouts)
+        return dataclasses.replace(state, **_zeros_like({"groups": state.groups, "rollouts": state.rollouts}))
 
     def recycle(
         self, state: PoolsState, key: jax.Array, *, easy_fraction: float = 0.0, hard_fraction: float = 0.0
@@ -348,9 +339,8 @@ class DifficultyPools:
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
             checks.check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
-        sizes = np.arange(max(self.tasks_per_env) + 1)
-        counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
-        return self._recycle(state, key, counts)
+        counts = np.outer([0.0, easy_fraction, hard_fraction], np.arange(max(self.tasks_per_env) + 1))  # in float64
+        return self._recycle(state, key, np.round(counts).astype(np.int32))
 
     @calls.method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
@@ -403,7 +393,7 @@ class DifficultyPools:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
         checks.check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
-            found = f"this state has tasks {list(state.pool.shape)} in {state.sizes.shape[0]} environments"
+            found = f"this state has tasks {[*state.pool.shape]} in {state.sizes.shape[0]} environments"
             raise ValueError(f"tasks_per_env={self.tasks_per_env}: {found}; remap it, or use jax.vmap for a stack.")
 
 

@@ -10,10 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay._common import checks, xla
 
@@ -32,7 +30,7 @@ def distinct(key: jax.Array, mass: jax.Array, n: int) -> jax.Array:
     section 2.3). The noise is above -5.
     """
     logs = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, 2.0**-126)), -300.0)
-    return lax.top_k(logs + jax.random.gumbel(key, mass.shape, jnp.float32, mode="high"), n)[1]
+    return jax.lax.top_k(logs + jax.random.gumbel(key, mass.shape, jnp.float32, mode="high"), n)[1]
 
 
 def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
@@ -44,19 +42,15 @@ def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]
     try:
         tasks = checks.as_int32(xp.asarray(tasks))
     except (TypeError, ValueError) as error:
-        found = f"tasks: got a {type(tasks).__name__}, expected a vector of integers"
-        raise ValueError(f"{found}; of what `sample` returns, give the first.") from error
+        raise ValueError(f"tasks: got a {type(tasks).__name__}, expected integers; give sample(...)[0].") from error
     rewards = xp.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks: got {checks.type_text(tasks)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
-        found = checks.type_text(rewards)
-        raise ValueError(f"rewards: got {found}, expected [{tasks.size}, R]; if R is 1, give rewards[:, None].")
+        raise ValueError(f"rewards: got {checks.type_text(rewards)}, expected [{tasks.size}, R]; try rewards[:, None].")
     mask = xp.ones(rewards.shape, bool) if mask is None else xp.asarray(mask)
     mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, xp=xp)
-    if mask.ndim == 1:
-        mask = xp.broadcast_to(mask[:, None], rewards.shape)
-    return tasks, rewards.astype(np.float32), mask
+    return tasks, rewards.astype(np.float32), xp.broadcast_to(mask[:, None] if mask.ndim == 1 else mask, rewards.shape)
 
 
 def padded(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
@@ -72,11 +66,10 @@ _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 
 def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
     """`update(state, tasks, rewards, mask)`, with padded groups if the call is eager; and a flag of each group."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
+    if xla.is_traced((state, groups)):
         return update(state, *check(*groups))
     on_device = any(isinstance(x, jax.Array) for x in groups)
-    padded_groups = _padded_on_device(*groups) if on_device else padded(*groups, xp=np)
-    state, kept = update(state, *padded_groups)
+    state, kept = update(state, *(_padded_on_device(*groups) if on_device else padded(*groups, xp=np)))
     return state, _first(kept, len(groups[0]))
 
 
@@ -123,5 +116,4 @@ def old_task_of_each(
     positions = defaultdict(deque)
     for position, key in enumerate(old_keys):
         positions[key].append(position)
-    source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
-    return np.asarray(source, np.int32)
+    return np.asarray([positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys], np.int32)

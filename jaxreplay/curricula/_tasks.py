@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.scipy.special import entr
 
@@ -48,12 +47,11 @@ class TasksState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
-def _check_prior(name: str, value: Any) -> tuple[float, float]:
+def _check_prior(name: str, value: Any) -> tuple[float, ...]:
     prior = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(prior) != 2:
         raise ValueError(f"prior={value!r}: must be two numbers, successes and failures.")
-    won, lost = (checks.check_number(f"{name}[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
-    return float(won), float(lost)
+    return tuple(float(checks.check_number(f"{name}[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform")) for i in range(2))
 
 
 @checks.config
@@ -198,38 +196,29 @@ class Tasks:
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
         total = jnp.sum(rewards, axis=1, where=mask)
-        exists = rollouts > 0
         valid = jnp.all(~mask | ((rewards >= 0) & (rewards <= 1)), axis=1) & (tasks >= 0) & (tasks < self.num_tasks)
-        known = exists & valid
-        kept = known
-        if self.online_difficulty_filtering:
-            kept &= (total > 0) & (total < rollouts)
-        rejected = ring.saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
-        if tasks.size == 0:
-            return dataclasses.replace(state, rejected=rejected), kept
+        known = (rollouts > 0) & valid
+        kept = known & (total > 0) & (total < rollouts) if self.online_difficulty_filtering else known
         target = jnp.where(known, tasks, self.num_tasks)
 
         # Halved counts keep the rate, and further rollouts are not lost to rounding.
         scale = self.decay * jnp.where(_of(state.trials, target) > MANY_TRIALS, 0.5, 1.0)
 
         def counted(counts: jax.Array, more: jax.Array) -> jax.Array:
-            scaled = scale * _of(counts, target)
-            return counts.at[target].set(scaled, mode="drop").at[target].add(more, mode="drop")
+            return counts.at[target].set(scale * _of(counts, target), mode="drop").at[target].add(more, mode="drop")
 
-        successes, trials = counted(state.successes, total), counted(state.trials, rollouts)
-        before = state.updates
-        state = dataclasses.replace(
-            state,
-            successes=successes,
-            trials=trials,
-            last=state.last.at[target].set(before, mode="drop"),
-            updates=ring.saturating_add(before, jnp.any(known).astype(jnp.int32)),
-            rejected=rejected,
-        )
         scored = target
         if self.refresh:
-            turn = (before % -(-self.num_tasks // self.refresh)) * self.refresh
+            turn = (state.updates % -(-self.num_tasks // self.refresh)) * self.refresh
             scored = jnp.concatenate([target, turn + jnp.arange(self.refresh, dtype=jnp.int32)])
+        state = dataclasses.replace(
+            state,
+            successes=counted(state.successes, total),
+            trials=counted(state.trials, rollouts),
+            last=state.last.at[target].set(state.updates, mode="drop"),
+            updates=ring.saturating_add(state.updates, jnp.any(known).astype(jnp.int32)),
+            rejected=ring.saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~valid, dtype=jnp.int32)),
+        )
         return self._scored(state, scored), kept
 
     def _scored(self, state: TasksState, tasks: jax.Array) -> TasksState:
@@ -286,13 +275,11 @@ class Tasks:
           (0.25, 0.5)
         """
         tried = state.trials > 0
-        rates = state.successes / jnp.where(tried, state.trials, 1.0)
         count = jnp.sum(tried, dtype=jnp.float32)
-        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "tried": count / self.num_tasks,
-            "success": jnp.sum(rates, where=tried) / jnp.maximum(count, 1.0),
-            "perplexity": jnp.exp(entropy) / self.num_tasks,
+            "success": jnp.sum(state.successes / jnp.where(tried, state.trials, 1.0)) / jnp.maximum(count, 1.0),
+            "perplexity": jnp.exp(jnp.sum(entr(self.probabilities(state)))) / self.num_tasks,
         }
 
     def remap(self, state: TasksState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> TasksState:
@@ -320,21 +307,16 @@ class Tasks:
     @calls.method()
     def _remap(self, old: TasksState, source: Any) -> TasksState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
-        new = dataclasses.replace(
-            old,
-            tree=sum_tree.init(self.num_tasks, fanout=old.tree.fanout),
-            successes=_of(old.successes, source),
-            trials=_of(old.trials, source),
-            last=_of(old.last, source),
-        )
+        counts = {x: _of(getattr(old, x), source) for x in ("successes", "trials", "last")}
+        new = dataclasses.replace(old, tree=sum_tree.init(self.num_tasks, fanout=old.tree.fanout), **counts)
         return self._scored(new, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
     def _check_state(self, state: TasksState) -> None:
         """Raise a `ValueError` if `state` is for another number of tasks."""
         checks.check_state(self, state, TasksState)
-        if np.shape(state.trials) != (self.num_tasks,):
-            found = f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}"
-            raise ValueError(f"{found}; remap it, or use jax.vmap for a stack.")
+        shape = jnp.shape(state.trials)
+        if shape != (self.num_tasks,):
+            raise ValueError(f"num_tasks={self.num_tasks}: this state has tasks {[*shape]}; remap it, or vmap a stack.")
 
 
 def _of(values: jax.Array, tasks: jax.Array) -> jax.Array:

@@ -213,11 +213,10 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
 
 
 def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
-    numbers, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
-    if numbers.ndim != 2 or numbers.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
-        found = f"{checks.type_text(numbers)} with ends of shape {list(shape)}"
-        raise ValueError(f"{name}: got {found}, expected both [T, B], and bool ends.")
-    return numbers
+    x, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
+    if x.ndim != 2 or x.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
+        raise ValueError(f"{name}: got {checks.type_text(x)} with ends {[*shape]}, expected both [T, B], bool ends.")
+    return x
 
 
 @xla.copies_numpy
@@ -226,13 +225,11 @@ def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
     """Mean over finished episodes of their mean number, float32 [B]; -inf where there are none."""
     ends = jnp.asarray(ends).astype(jnp.int32)
     number = jnp.cumsum(ends, axis=0, dtype=jnp.int32) - ends  # of a step's episode
-    level = jnp.broadcast_to(jnp.arange(ends.shape[1], dtype=jnp.int32), ends.shape)
 
     def sums(x: jax.Array) -> jax.Array:
-        return jnp.zeros_like(numbers).at[number, level].add(x)
+        return jnp.zeros_like(numbers).at[number, jnp.arange(ends.shape[1], dtype=jnp.int32)].add(x)
 
-    num_finished = jnp.sum(ends, axis=0, dtype=jnp.int32)
-    finished = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None] < num_finished[None]
+    finished = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None] < jnp.sum(ends, axis=0, dtype=jnp.int32)
     means = jnp.where(finished, sums(numbers) / jnp.maximum(sums(jnp.ones_like(numbers)), 1.0), 0.0)
     count = jnp.sum(finished, axis=0, dtype=jnp.int32)
     return jnp.where(count > 0, jnp.sum(means, axis=0) / jnp.maximum(count, 1).astype(jnp.float32), -jnp.inf)

@@ -57,8 +57,7 @@ class Steps(NamedTuple):
           >>> steps.padded(4).rows["step"][:, 0].tolist()
           [True, True, True, False, False, False]
         """
-        length = checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
-        count = max(length - 2, 0)
+        count = max(checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "rows of a sequence") - 2, 0)
         rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
         rows["observation"] = jax.tree.map(lambda x: pad_rows(x, count, "edge"), self.rows["observation"])
         ends[[len(self.ends) - 1, -1]] = ends[[-1, len(self.ends) - 1]]
@@ -96,15 +95,13 @@ def check_not_empty(count: int) -> None:
 
 def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
     """The leaves of `Steps` in `rows`, checked, and their leading axes."""
-    missing = [name for name in NAMES if not isinstance(rows, dict) or name not in rows]
-    if missing:
+    if missing := [name for name in NAMES if not isinstance(rows, dict) or name not in rows]:
         raise ValueError(f"rows: no {', '.join(missing)}; expected a dict of {', '.join(NAMES)}.")
     rows = {name: rows[name] for name in NAMES}
     leading = checks.leading_axes(rows, 2, "a data set")
-    for name in NAMES[2:]:
-        if rows[name].shape != leading:
-            found = checks.type_text(rows[name])
-            raise ValueError(f"leaf [{name!r}]: got {found}, expected {list(leading)}, one for each row.")
+    for x in NAMES[2:]:
+        if rows[x].shape != leading:
+            raise ValueError(f"leaf [{x!r}]: got {checks.type_text(rows[x])}, expected {[*leading]}, one for each row.")
     return rows, leading
 
 
@@ -158,9 +155,8 @@ def from_arrays(
     last[-1:] = True
     repeats = 1 + last.astype(np.intp)  # a row for each step, and one for the last observation
     if next_observations is None:
-        is_missing = last & ~terminated
         is_first = np.concatenate([last[:1] | True, last[:-1]])
-        repeats = np.where(is_missing, np.where(is_first, 0, 1), repeats)
+        repeats = np.where(last & ~terminated, ~is_first, repeats)
     source = np.repeat(np.arange(num_steps), repeats)  # the step of each row
     check_not_empty(len(source))
     ends = last[source] & (np.append(source[1:], num_steps) != source)
@@ -200,8 +196,7 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"path={os.fspath(path)!r}: must be a file .npz with {', '.join(names)}; see from_arrays.")
     with np.load(path) as file:
-        missing = [name for name in names if name not in file]
-        if missing:
+        if missing := [name for name in names if name not in file]:
             raise ValueError(f"path={os.fspath(path)!r}: has no {', '.join(missing)}; it has {', '.join(file.files)}.")
         observations, actions, terminals = (file[name] for name in names)
     nothing = np.zeros(terminals.shape, np.float32)
@@ -247,12 +242,10 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     is_last[-1:] = True
     has_next = step & (~is_last | terminated)
     after = np.where(is_last, at, np.concatenate([at[1:], at[-1:]]))
-    traced = n_step_transitions(
+    batch, valid = n_step_transitions(
         at, at, rows["reward"], terminated, truncated, after, n=n, gamma=gamma, mask=has_next, flush=True
     )
-    batch, valid = jax.tree.map(np.asarray, traced)
-
-    batch = jax.tree.map(lambda x: x[valid], batch)
+    batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(valid)], batch)
 
     def gather(name: str, index: np.ndarray) -> Any:
         return jax.tree.map(lambda x: np.asarray(x).reshape(num_rows, *x.shape[2:])[index], rows[name])
@@ -278,8 +271,7 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
         differs = ~is_equal.all(axis=tuple(range(1, is_equal.ndim))) & ~last[:-1]
         if differs.any():
             t = int(np.flatnonzero(differs)[0])
-            found = f"next_observations[{t}] differs from observations[{t + 1}], of the same episode"
-            raise ValueError(f"{found}; mark step {t} in timeouts if it ends there.")
+            raise ValueError(f"next_observations[{t}] differs from observations[{t + 1}]; mark last steps in timeouts.")
     return following
 
 

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, meshes, random, ring, xla
-from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
-from jaxreplay.buffers._shards import Shards, shards_of
+from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer, _shards
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import effective_sample_size
@@ -119,8 +118,7 @@ def diagnostics(
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     _facts.check_buffer(buffer)
-    if sample is not None:
-        sample = xla.copy_numpy(_facts.without_items(sample))
+    sample = None if sample is None else xla.copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
 
@@ -129,9 +127,7 @@ def _program(buffer: Any, *arguments: Any) -> Numbers:
     return meshes.over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
 
 
-def _numbers(
-    buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
-) -> Numbers:
+def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     buffer._check_state(state)
     if isinstance(buffer, DifficultyPools | Tasks | Levels):
         found = {**buffer.metrics(state), "rejected": state.rejected}
@@ -139,14 +135,11 @@ def _numbers(
         if key is not None:
             draw_key, key = jax.random.split(key)
             sample = _facts.draw(buffer, state, draw_key, batch_size)
-        look = _mixture if isinstance(buffer, Mixture) else _buffer
-        found = look(buffer, state, key, sample, batch_size, thorough)
+        found = (_mixture if isinstance(buffer, Mixture) else _buffer)(buffer, state, key, sample, batch_size, thorough)
     return {name: jnp.asarray(x).astype(jnp.float32) for name, x in found.items()}
 
 
-def _mixture(
-    buffer: Mixture, states: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
-) -> Numbers:
+def _mixture(buffer: Mixture, states: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     found: Numbers = {"size": buffer.size(states)}
     rows: dict[int, slice] = {}
     if sample is not None:
@@ -159,10 +152,8 @@ def _mixture(
     return found
 
 
-def _buffer(
-    buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
-) -> Numbers:
-    shards = shards_of(buffer)
+def _buffer(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
+    shards = _shards.shards_of(buffer)
     state = shards.stacked(state)
     found = _fill(shards, state) | shards.whole.sampler.metrics(state.sampler)
     if sample is not None:
@@ -185,7 +176,7 @@ def _buffer(
     return found
 
 
-def _fill(shards: Shards, state: Any) -> Numbers:
+def _fill(shards: _shards.Shards, state: Any) -> Numbers:
     buffer, size, stored = shards.whole, jnp.sum(_facts.drawable(state)), jnp.sum(_facts.sizes(state))
     if isinstance(buffer, SequenceBuffer):
         rows = state.rows.size
@@ -201,7 +192,7 @@ def _fill(shards: Shards, state: Any) -> Numbers:
     return found
 
 
-def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
+def _draws(shards: _shards.Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
     drawn, num_shards = sample.indices >= 0, shards.num_shards
     sizes, num_rows = _facts.sizes(state), jnp.sum(drawn, dtype=jnp.int32)
@@ -211,8 +202,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
     factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
     if num_shards > 1 and not shards.whole._fills_rows:
-        held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        part = jnp.where(drawn, 1.0 / _facts.by_row(held * filled, drawn), 0.0)
+        part = _facts.shares_of_draws(drawn, num_shards, filled)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
     if sample.age is not None and shards.whole._keeps_order:
@@ -251,23 +241,17 @@ def _sums_at_pivots(axis: int, ranked: Arrays, pivots: Arrays, columns: Arrays) 
     """
     by_row = functools.partial(jnp.expand_dims, axis=1 - axis)
     not_below = [by_row(x) >= jnp.expand_dims(pivot, axis) for x, pivot in zip(ranked, pivots, strict=True)]
-    operands = [*(x.astype(jnp.int32) for x in not_below)]
-    operands += [jnp.where(not_below[0], by_row(column), 0.0) for column in columns]
-    return _reduced(axis, [(operand, 0, jnp.add) for operand in operands])
+    of_first = [jnp.where(not_below[0], by_row(column), 0.0) for column in columns]
+    return _reduced(axis, [*(x.astype(jnp.int32) for x in not_below), *of_first], 0, jnp.add)
 
 
-def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax.Array]]]) -> Arrays:
-    """Joint reduction of arrays of one shape, each with the result for no elements and a function of two elements.
+def _reduced(axis: int, arrays: Arrays, empty: float, combine: Callable[..., jax.Array]) -> Arrays:
+    """Joint reduction of arrays of one shape by a function of two elements; `empty` is the result for no elements.
 
     It needs one kernel. Single reductions need one each on a GPU, and three each on a CPU.
     """
-    arrays, empty, combine = zip(*operands, strict=True)
-    empty = tuple(np.asarray(number, x.dtype) for number, x in zip(empty, arrays, strict=True))
-
-    def combined(x: Any, y: Any) -> Any:
-        return tuple(of_two(a, b) for of_two, a, b in zip(combine, x, y, strict=True))
-
-    return list(jax.lax.reduce(arrays, empty, combined, (axis,)))
+    initial = tuple(np.asarray(empty, x.dtype) for x in arrays)
+    return list(jax.lax.reduce(tuple(arrays), initial, lambda x, y: tuple(map(combine, x, y)), (axis,)))
 
 
 def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
@@ -281,35 +265,32 @@ def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
     rank = jax.lax.div(num_rows, ten) * tenths + rest
     least = (num_rows - rank + 1)[:, None]  # the rank is 1-based; no product overflows
     reached = [jnp.where(rows[None] >= least, pivot[None], 0.0) for pivot, rows in zip(x, not_below, strict=True)]
-    found = _reduced(1, [(pivots, 0.0, jnp.maximum) for pivots in reached])
-    return [jnp.where(num_rows > 0, quantiles, 0.0) for quantiles in found]
+    return [jnp.where(num_rows > 0, quantiles, 0.0) for quantiles in _reduced(1, reached, 0.0, jnp.maximum)]
 
 
 def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     """Linear interpolation of (0, 0) and the points (x, y) [K] at the `TOPS`, [2]; constant after the last point."""
     tops = np.array([*_facts.TOPS.values()], np.float32)
     reached = x[None] <= tops[:, None]
-    below = [(jnp.where(reached, a[None], 0.0), 0.0, jnp.maximum) for a in (x, y)]
-    above = [(jnp.where(reached, jnp.inf, a[None]), jnp.inf, jnp.minimum) for a in (x, y)]
-    x0, y0, x1, y1 = _reduced(1, below + above)
-    ahead = jnp.isfinite(x1)
+    below = [jnp.where(reached, a[None], 0.0) for a in (x, y)]
+    above = [jnp.where(reached, -jnp.inf, -a[None]) for a in (x, y)]
+    x0, y0, x1, y1 = _reduced(1, below + above, -jnp.inf, jnp.maximum)
+    x1, y1, ahead = -x1, -y1, jnp.isfinite(x1)
     slope = jnp.where(ahead, y1 - y0, 0.0) / jnp.where(ahead, jnp.maximum(x1 - x0, 1e-30), 1.0)
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
 
 
 def _all_items(items: _facts.Items) -> Numbers:
-    found, live = dict(items.top_masses), items.live
-    stored = jnp.sort(jnp.where(live, items.priorities, -1.0), axis=None)[::-1]
-    num_items = jnp.sum(live, dtype=jnp.int32)
+    stored = jnp.sort(jnp.where(items.live, items.priorities, -1.0), axis=None)[::-1]
+    num_items = jnp.sum(items.live, dtype=jnp.int32)
     (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
-    for name, priority in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = priority
-    zeros = jnp.sum(live & (items.priorities == 0), dtype=jnp.float32)
-    found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
-    return found
+    zeros = jnp.sum(items.live & (items.priorities == 0), dtype=jnp.float32)
+    share_of_zeros = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
+    found = zip((*TENTHS, "max", "zero"), (*quantiles, jnp.maximum(stored[0], 0.0), share_of_zeros), strict=True)
+    return items.top_masses | {f"stored/priority_{name}": x for name, x in found}
 
 
-def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
+def _never_updated(shards: _shards.Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
     def share(state: Any, key: jax.Array) -> jax.Array:
         live, of_slots = shards.part._live(state), state.uses.of_slots
         slots = live.slots(random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1)))

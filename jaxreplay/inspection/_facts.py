@@ -3,7 +3,6 @@
 States have leaves [D, ...]: D stacked shards, each a state of the buffer `part`.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +10,7 @@ import jax.numpy as jnp
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, ring
-from jaxreplay.buffers import Sample, _uses
-from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._shards import Shards, room, shards_of, whole_of
+from jaxreplay.buffers import Sample, _base, _shards, _uses
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.wrappers import Mixture
 
@@ -36,7 +33,6 @@ class Items(NamedTuple):
     top_masses: Any = None
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
 def of_items(part: Any, state: Any) -> Items:
     """Facts about all slots, in O(N log N); the state need not have a storage."""
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
@@ -44,16 +40,14 @@ def of_items(part: Any, state: Any) -> Items:
     def of_shard(state: Any) -> tuple[Any, ...]:
         of, sampler = part._live(state), part.sampler
         live = ring.wrap_negative(slots - of.start, part._num_slots) < of.size
-        priorities = sampler.priorities(state.sampler, slots)
-        return live, part._ages(state, slots), sampler.masses(state.sampler), priorities
+        return live, part._ages(state, slots), sampler.masses(state.sampler), sampler.priorities(state.sampler, slots)
 
     live, ages, masses, priorities = jax.vmap(of_shard, axis_name=part._axis_name)(state)
     if masses is None:
         return Items(live, ages)
     total, number = jnp.sum(masses, axis=1), drawable(state)
     weighted = total > 0
-    unspent = None if state.uses is None else state.uses.unspent
-    evenly = 1.0 if unspent is None else sum_tree.leaves(unspent)
+    evenly = 1.0 if state.uses is None or state.uses.unspent is None else sum_tree.leaves(state.uses.unspent)
     filled = jnp.maximum(jnp.sum(number > 0, dtype=jnp.float32), 1.0)
     # Probabilities; all non-empty shards have equal mass.
     scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
@@ -65,17 +59,16 @@ def of_items(part: Any, state: Any) -> Items:
 
 
 def check_buffer(buffer: Any) -> None:
-    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
-        rule = "must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels"
-        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
+    if not isinstance(_shards.whole_of(buffer), _base.Buffer | Mixture | DifficultyPools | Tasks | Levels):
+        raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer or a curriculum of jaxreplay.")
 
 
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
     """A batch without its items, of at least `batch_size` rows, or as many as can be drawn."""
-    shards = shards_of(buffer).num_shards
+    shards = _shards.shards_of(buffer).num_shards
     for source, share in zip(getattr(buffer, "buffers", (buffer,)), getattr(buffer, "shares", (1,)), strict=True):
-        if whole_of(source).sampler.is_distinct:
-            batch_size = min(batch_size, max(int(room(source) / share), 1))
+        if _shards.whole_of(source).sampler.is_distinct:
+            batch_size = min(batch_size, max(int(_shards.room(source) / share), 1))
     return without_items(buffer.sample(state, key, -(-batch_size // shards) * shards))
 
 
@@ -84,7 +77,7 @@ def without_items(sample: Sample) -> Sample:
     return Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age)
 
 
-def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Array]:
+def curve(shards: _shards.Shards, state: Any, sample: Sample) -> tuple[jax.Array, ...]:
     """Share of the items and their share of the draws, the most probable first, float32 [B + 1] each; O(B log B).
 
     The rows of `sample` are grouped by shard.
@@ -92,16 +85,14 @@ def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Ar
     drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(sizes(state))
     filled = jnp.sum(drawable(state) > 0, dtype=jnp.float32)
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
-    held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-    mass = jnp.where(drawn, 1.0 / by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
+    mass = shares_of_draws(drawn, num_shards, filled)
     probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
     items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
-    x, y = (jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
-    return x, y
+    return tuple(jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
 
 
-def priorities_at(shards: Shards, state: Any, probabilities: jax.Array) -> jax.Array | None:
+def priorities_at(shards: _shards.Shards, state: Any, probabilities: jax.Array) -> jax.Array | None:
     """Priorities of items drawn with `probabilities`, in the whole batch and grouped by shard; None if unknown."""
     of_shards = probabilities.reshape(shards.num_shards, -1) * shards.num_shards
     priorities = jax.vmap(shards.whole.sampler.priorities_at)(state.sampler, of_shards)
@@ -118,6 +109,7 @@ def drawable(state: Any) -> jax.Array:
     return jax.vmap(_uses.num_drawable)(state.uses, state.ring.size).astype(jnp.float32)
 
 
-def by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """Numbers of shards [D] for each of the `rows` [B]."""
-    return jnp.repeat(x, rows.size // x.size)
+def shares_of_draws(drawn: jax.Array, num_shards: int, filled: jax.Array) -> jax.Array:
+    """Share of the draws of each row that is `drawn` (bool [B], by shard); each of `filled` shards has equal mass."""
+    held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
+    return jnp.where(drawn, 1.0 / jnp.repeat(jnp.maximum(held, 1.0) * filled, drawn.size // num_shards), 0.0)

@@ -100,8 +100,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
         raise ValueError(f"items: must be as {type(buffer).__name__}.init takes them; None if it takes none.")
     if hasattr(items, "sampler"):
         raise ValueError(f"items: got a {type(items).__name__}, expected items, as init takes them; give these.")
-    made_like = buffer.state_sharding if isinstance(buffer, Sharded) else items
-    kind = devices.backend_of(made_like) if backend is None else devices.BACKENDS[backend]
+    kind = devices.BACKENDS[backend] if backend else devices.backend_of(getattr(buffer, "state_sharding", items))
     leaves, stored, tree, other = {}, {}, 0, 0
     with jax.default_device(kind):
         parts = _states(buffer, checks.as_spec(items))
@@ -111,7 +110,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
             name = prefix + (jax.tree_util.keystr(path) or "<root>")
             leaves[name], shape = _bytes(leaf, kind), leaf.shape[getattr(state, "ring", state).size.ndim :]
             stored[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
-        trees = [x for x in jax.tree.leaves(state, is_leaf=_is_tree) if _is_tree(x)]
+        trees = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, SumTree)) if isinstance(x, SumTree)]
         tree, other = tree + _bytes(trees, kind), other + _bytes(state, kind) - _bytes((part, trees), kind)
     num_devices = max(count for *_, count in parts)
     return Memory(backend=kind, num_devices=num_devices, leaves=leaves, stored=stored, tree=tree, other=other)
@@ -158,10 +157,6 @@ def short(num_bytes: float) -> str:
 def _power(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def _is_tree(x: Any) -> bool:
-    return isinstance(x, SumTree)
 
 
 def _bytes(tree: Any, backend: str) -> int:

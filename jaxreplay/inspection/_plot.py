@@ -4,17 +4,13 @@ import functools
 from typing import Any
 
 import jax
-import jax.core
 import numpy as np
 
 from jaxreplay._common import checks, meshes, xla
-from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._shards import shards_of, whole_of
+from jaxreplay.buffers import _base, _shards
 from jaxreplay.inspection import _facts
 from jaxreplay.wrappers import Mixture
 
-DRAWS = 2**14
-WIDTH, HEIGHT = 3.3, 3.0  # of a panel, in inches
 INK, SOFT, ACCENT, SECOND = "#22313f", "#8a97a3", "#2a6f97", "#d9793c"
 STYLE: Any = {
     "font.size": 9,
@@ -56,10 +52,9 @@ def plot(buffer: Any, state: Any) -> Any:
       >>> [panel.get_title(loc="left") for panel in figure.axes]
       ['Priorities', 'Ages', 'Cumulative mass', 'Importance weights']
     """
-    if not isinstance(whole_of(buffer), Buffer | Mixture):
-        rule = "must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels"
-        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+    if not isinstance(_shards.whole_of(buffer), _base.Buffer | Mixture):
+        raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay; of a curriculum see metrics.")
+    if xla.is_traced(state):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
     buffer._check_state(state)
     pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]
@@ -70,7 +65,8 @@ def plot(buffer: Any, state: Any) -> Any:
         raise ImportError("plot needs matplotlib: pip install 'jaxreplay[plots]'.") from error
     with matplotlib.rc_context(STYLE):
         most = max(map(len, rows))
-        figure = matplotlib.figure.Figure(figsize=(WIDTH * most, HEIGHT * len(rows)), layout="constrained")
+        # Inches.
+        figure = matplotlib.figure.Figure(figsize=(3.3 * most, 3 * len(rows)), layout="constrained")
         for k, (part, row) in enumerate(zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True)):
             if len(rows) > 1:
                 part.suptitle(f"buffers[{k}]")
@@ -85,8 +81,8 @@ def _contents(buffer: Any, state: Any) -> dict[str, Any]:
 
 
 def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
-    shards = shards_of(buffer)
-    sample = _facts.draw(buffer, state, jax.random.key(0), DRAWS)
+    shards = _shards.shards_of(buffer)
+    sample = _facts.draw(buffer, state, jax.random.key(0), 2**14)
     state = shards.stacked(state)
     items, drawn = _facts.of_items(shards.part, state), _facts.priorities_at(shards, state, sample.probabilities)
     priorities = None if items.priorities is None or drawn is None else (items.priorities, drawn)
@@ -106,7 +102,9 @@ def _panels(items: _facts.Items, sample: Any, age: Any, priorities: Any, curve: 
         if np.any(stored > 0):
             zeros = np.mean(stored == 0)
             label = "priority" + f" (not shown: {zeros:.1%} with priority 0)" * bool(zeros)
-            bins = _log_bins(stored[stored > 0])
+            low, high = np.log10([stored[stored > 0].min(), stored.max()])
+            margin = 0.02 if high - low > 0.02 else 0.5
+            bins = np.logspace(low - margin, high + margin, 51)
             panels.append((_shares, "Priorities", label, bins, stored, np.clip(drawn, bins[0], bins[-1])))
     if age is not None:
         stored = items.ages[items.live]
@@ -149,9 +147,3 @@ def _weights(ax: Any, weights: np.ndarray) -> None:
     ax.axvline(weights.mean(), color=SECOND, linewidth=1.6, label=f"mean {weights.mean():.2g}")
     ax.set(title="Importance weights", xlabel=f"weight (effective sample size: {share:.0%})", ylabel="share of draws")
     ax.legend()
-
-
-def _log_bins(x: np.ndarray) -> np.ndarray:
-    """Bin edges around positive numbers, evenly spaced on a log scale."""
-    low, high = np.log10(x.min()), np.log10(x.max())
-    return np.logspace(low - 0.02, high + 0.02, 51) if high - low > 0.02 else np.logspace(low - 0.5, high + 0.5, 51)

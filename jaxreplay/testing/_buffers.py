@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks
+from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.testing import _rules as rules
-from jaxreplay.transitions import TransitionBatch
-from jaxreplay.transitions._batch import without_valid
+from jaxreplay.transitions import TransitionBatch, _batch
 from jaxreplay.wrappers import Mixture
 
 Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state
@@ -51,7 +50,7 @@ def check_buffer(
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
-    spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
+    spec, key = _batch.without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     check_config(buffer)
     runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
     with rule(rules.ABSTRACT):
@@ -113,12 +112,11 @@ class _Runs:
                 new, sample = step(new, keys[0, t])
                 same(sample, row(samples, t))
                 state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
-            if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer raises an error
                 before = jax.device_get(state)
-                with rule(rules.MODES):
+                if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer raises an error
                     same(self.buffer.sample(state, keys[0, t], self.batch_size), sample)
-                with rule(rules.PURE):
-                    chex.assert_trees_all_equal(jax.device_get(state), before)
+            with rule(rules.PURE):
+                chex.assert_trees_all_equal(jax.device_get(state), before)
             with rule(rules.MODES):
                 state = self.buffer.update(state, sample.indices, _td_errors(keys[0, t], self.batch_size))
         with rule(rules.MODES):
@@ -213,9 +211,7 @@ def _adder(buffer: Any) -> Add:
         return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
     parameters = inspect.signature(whole_of(buffer).add).parameters
     if "ends" in parameters:
-        return lambda state, items, key: buffer.add(
-            state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
-        )
+        return lambda state, items, key: buffer.add(state, items, ends=jnp.zeros(layouts.leading(items, 2), bool))
     if "key" in parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)
@@ -264,8 +260,7 @@ def check_law(drawn: Any, probabilities: Any) -> None:
         rest = 1 - each.sum()
         assert abs(rest) < 1e-3 or rest > 0, f"the probabilities of the draws sum to {each.sum()}"
         expected = counts.sum() * np.append(each, max(rest, 0))
-        counts = np.append(counts, 0)[expected > 0]
-        expected = expected[expected > 0]
+        counts, expected = np.append(counts, 0)[expected > 0], expected[expected > 0]
         statistic, free = np.sum((counts - expected) ** 2 / np.maximum(expected, 5)), max(len(counts) - 1, 1)
         most = free * (1 - 2 / (9 * free) + 5 * np.sqrt(2 / (9 * free))) ** 3
         assert statistic <= most, f"chi-square of {statistic:.1f} with {free} degrees of freedom, at most {most:.1f}"

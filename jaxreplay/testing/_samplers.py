@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
-from jaxreplay.samplers._base import Sampler
-from jaxreplay.samplers._base import check_sampler as check_base
+from jaxreplay.samplers import _base
 from jaxreplay.testing import _rules as rules
 from jaxreplay.testing._buffers import DRAWS, check_config, check_law, check_rows, row, rule, same
 
@@ -50,7 +49,7 @@ def check_sampler(
       Traceback (most recent call last):
       ValueError: sampler=None: must be a sampler, such as jr.Uniform() or jr.Prioritized().
     """
-    check_config(check_base("sampler", sampler))
+    check_config(_base.check_sampler("sampler", sampler))
     if isinstance(exempt, str) or not {*exempt} <= {x for name, x in vars(rules).items() if name.isupper()}:
         raise ValueError(f"exempt={exempt!r}: must be rules, such as [testing.OTHERS].")
     key = jax.random.key(0) if key is None else key
@@ -133,9 +132,7 @@ class _SamplerRuns:
     def outcome_of_shards(self, *arguments: Any) -> Any:
         return jax.vmap(lambda *x: self.outcome(*x, False), axis_name="shards")(*arguments)
 
-    def after(
-        self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, spent: Any = False, **more: Any
-    ) -> Any:
+    def after(self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, **more: Any) -> Any:
         """`outcome` of rows for `slots`, filled up with masked ones."""
         given, errors = self.slots < len(slots), np.zeros(self.capacity, np.float32)
         errors[given] = td_errors
@@ -145,7 +142,7 @@ class _SamplerRuns:
 
         key, live = more.get("key", self.key), more.get("live", self.range(0, self.capacity - 1))
         new, then = (padded(more.get(name, ()), self.capacity) for name in ("new", "then"))
-        rows = padded(slots, -1), errors, given & counts, given & spent
+        rows = padded(slots, -1), errors, given & counts, given & more.get("spent", False)
         return jax.device_get(self.outcome(state, key, live, new, rows, then, more.get("restricts", False)))
 
     def draws(self, *arguments: Any, **more: Any) -> _Draws:
@@ -180,11 +177,10 @@ class _SamplerRuns:
             _same_ratios(all_of.law()[2:], young.law()[2:])
 
     def check_updates(self, state: Any) -> None:
-        live = self.range(0, self.capacity - 1)
         with self.rule(rules.IGNORED):
             for slots in ((), (-1, self.capacity), (1, 2)):
                 after = self.after(state, slots, 3.0, False)[0]
-                same(*(self.draw(x, self.key, live, self.most)[:2] for x in (after, state)))
+                same(*(self.draw(x, self.key, self.range(0, self.capacity - 1), self.most)[:2] for x in (after, state)))
         with self.rule(rules.LAST):
             same(*(self.draws(state, (1, 1), (x, 2.0))[:2] for x in (9.0, 0.5)))
         for value in (np.nan, np.inf, 0.0):
@@ -201,7 +197,7 @@ class _SamplerRuns:
 def _check_keywords(runs: _SamplerRuns) -> None:
     """Bind the arguments of each method of the base class."""
     for name in ("insert", "restrict", "sample", "weights", "update", "priorities"):
-        takes = inspect.signature(getattr(Sampler, name)).parameters.values()
+        takes = inspect.signature(getattr(_base.Sampler, name)).parameters.values()
         named = {x.name: None for x in takes if x.kind is x.KEYWORD_ONLY}
         with runs.rule(rules.KEYWORDS):
             inspect.signature(getattr(runs.sampler, name)).bind(*[None] * (len(takes) - len(named) - 1), **named)
@@ -259,9 +255,7 @@ def _check_past(runs: _SamplerRuns, state: Any) -> None:
         for end in range(1, runs.capacity):
             live = runs.range(max(end - 2, 0), min(end, 2))
             law = runs.draws(state, live=live, then=runs.slots, restricts=True).law()[:end][-2:]
-            assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), (
-                f"probabilities {law} of the live slots before {end}"
-            )
+            assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), f"probabilities {law} of slots before {end}"
 
 
 def _check_shards(runs: _SamplerRuns, state: Any) -> None:

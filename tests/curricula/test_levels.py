@@ -306,5 +306,5 @@ def test_arguments_that_are_refused():
         levels.insert(state, {"id": np.zeros(2, np.int32)}, np.zeros(3))
     rejects("batch of 0 levels: expected 1 or more", levels.insert, state, {"id": np.zeros(0, np.int32)}, np.zeros(0))
     rejects(r"scores: got shape \[3\], expected \[2\]", levels.update, state, np.zeros(2, np.int32), np.zeros(3))
-    rejects(r"capacity=5: this state has levels \[4\]", jr.Levels(capacity=5).sample, state, seeds.key(), 2)
+    rejects(r"capacity=5: this state has \[4\]", jr.Levels(capacity=5).sample, state, seeds.key(), 2)
     rejects("n=0: must be an integer from 1", levels.sample, state, seeds.key(), 0)

@@ -279,7 +279,7 @@ def test_a_state_for_another_list_of_tasks():
     for wrong in (("aa", "xbaa"), ("aab", "xba")):
         rejects(r"(old|new)_keys: got", new.remap, state, *wrong)
     rejects(
-        "got a tuple, .* of what `sample` returns, give the first",
+        r"got a tuple, expected integers; give sample\(...\)\[0\]",
         new.update,
         new.init(),
         new.sample(new.init(), seeds.key(), 2),

@@ -53,8 +53,8 @@ class Uniform(Sampler[None]):
         if live.unspent is None:
             slots = live.slots(rank)
         elif live.capacity > MOST_DISTINCT:
-            found = f"max_uses, replacement=False: {live.capacity} slots, at most {MOST_DISTINCT}"
-            raise ValueError(f"{found}; draw with replacement, or lower the capacity.")
+            found = f"{live.capacity} slots, at most {MOST_DISTINCT}"
+            raise ValueError(f"max_uses, replacement=False: {found}; draw with replacement.")
         else:
             slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)
@@ -65,6 +65,5 @@ class Uniform(Sampler[None]):
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
             share = live.size if self.replacement else jnp.maximum(live.size, probabilities.size)
             share *= ring.num_shards(live.axis_name)
-            num_items = jnp.maximum(live.total(), 1)
-            weight = share.astype(jnp.float32) / num_items.astype(jnp.float32)
+            weight = share.astype(jnp.float32) / jnp.maximum(live.total(), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

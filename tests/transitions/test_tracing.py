@@ -361,7 +361,7 @@ def test_wrong_steps():
     ):
         rejects(message, tracer.add, state, **{**step, name: x})
     four = jax.tree.map(lambda x: x[:, [0] * 4], rollout(seeds.rng(0), 4, 4))
-    rejects("num_envs=2: got a step with a leading axis of 4; give num_envs=4", tracer.init, **first(four))
+    rejects("num_envs=2: got a step of 4 rows; give num_envs=4", tracer.init, **first(four))
     for name, x, message in (
         ("r", np.zeros((3, 2), np.float32), r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"),
         ("mask", np.ones((4, 2), np.int32), r"mask: got int32\[4, 2\], expected bool\[4, 2\]"),

@@ -110,9 +110,8 @@ def explain_donated(state: Any, error: Exception | None) -> None:
     """Raise a `ValueError` from `error` if an array of `state` has been donated."""
     for x in jax.tree.leaves(state):
         if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
-            raise ValueError(
-                "state: was donated to an earlier call and is gone; rebind it, or give donate=False."
-            ) from error
+            remedy = "rebind it, as in state = buffer.add(state, items), or create the buffer with donate=False"
+            raise ValueError(f"state: was donated to an earlier call and is gone; {remedy}.") from error
 
 
 @functools.partial(jax.jit, inline=True)

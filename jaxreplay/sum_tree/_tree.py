@@ -487,9 +487,7 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
 def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
     if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
-        raise ValueError(
-            f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY} numbers."
-        )
+        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
     return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
 

@@ -135,7 +135,7 @@ class NStep:
         """
         step = TracerSteps(s, a, r, terminated, truncated, s_next, logp=logp, w=w, discount=discount)
         spec = jax.eval_shape(functools.partial(_windows.as_steps, num_envs=self.num_envs), step)
-        window = self.n + self.next_action  # with the step after a window
+        window = self.n + self.next_action  # with `next_action` also the step after it
         steps = jax.tree.map(lambda leaf: xla.full((window, *leaf.shape), 0, leaf.dtype), spec)
         return NStepState(steps, xla.full((), 0, jnp.int32), xla.full((), 0, jnp.int32))
 

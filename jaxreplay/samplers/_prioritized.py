@@ -294,8 +294,9 @@ class Prioritized(Sampler[PrioritizedState]):
         numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
         numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
+        numbers["rejected"] = moved.total(counted.rejected)
         tree = of_rows(self.tree(capacity), np.where(moved.drawable, leaves, np.float32(0)))
-        return PrioritizedState(tree=tree, rejected=moved.total(counted.rejected), **numbers)
+        return PrioritizedState(tree=tree, **numbers)
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None

@@ -497,7 +497,7 @@ def _extracted(
     """Transitions of a rollout, or with `flush` None of sequences; `max_n` is as for `n_step_transitions`."""
     n_now = gamma_now = None  # to replace the tracer's own
     if gamma is None and steps.discount is None:
-        raise ValueError("gamma=None: must be in [0, 1], one number or [num_envs]; or give discounts, one per step.")
+        raise ValueError("gamma=None: must be a number in [0, 1], or float[num_envs]; or give discounts, one per step.")
     gamma = _windows.check_gamma(gamma)
     if isinstance(gamma, jax.Array):
         gamma, gamma_now = 1.0, gamma

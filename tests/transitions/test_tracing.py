@@ -457,7 +457,7 @@ def test_the_state_of_another_tracer_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gamma": None}, r"gamma=None: must be a number in \[0, 1\], or a traced float \[\]"),
+        ({"gamma": None}, r"gamma=None: must be a number in \[0, 1\], or float\[num_envs\]"),
         ({"flush": 1}, "flush=1: must be True or False"),
         ({"next_action": 1}, "next_action=1: must be True or False"),
         ({"record_extra_info": None}, "record_extra_info=None: must be True or False"),

@@ -177,7 +177,7 @@ CASES |= {
     "can_sample, too many of a mixture": (lambda: BIG.can_sample((STATE, STATE), 33), "from 0 to 32"),
     "a rollout shorter than n": (
         lambda: jax.eval_shape(lambda: jr.n_step_transitions(*ROLLOUT, n=3, gamma=0.9)),
-        "n=3: got a rollout of 2 steps, expected at least 3: none is complete, .*; give more steps, or flush=True",
+        "n=3: got a rollout of 2 steps, expected at least 3; give more steps, or flush=True",
     ),
     "a rollout without a next action": (
         lambda: jax.eval_shape(lambda: jr.n_step_transitions(*ROLLOUT, n=2, gamma=0.9, next_action=True)),

@@ -9,8 +9,7 @@ ALL_PAIRS = 512  # batches of up to this many rows compare all pairs
 def last_by_pairs(numbers: jax.Array) -> jax.Array:
     """True for the last row of each number (int32 [B]), bool [B]. Compares all pairs in one kernel."""
     row = jnp.arange(numbers.size, dtype=jnp.int32)
-    later = row[None, :] > row[:, None]
-    return ~jnp.any((numbers[None, :] == numbers[:, None]) & later, axis=1)
+    return ~jnp.any((numbers[None, :] == numbers[:, None]) & (row[None, :] > row[:, None]), axis=1)
 
 
 def last_of_each(numbers: jax.Array) -> jax.Array:

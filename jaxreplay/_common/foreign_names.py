@@ -49,5 +49,5 @@ def advice(name: str) -> str:
 
 def missing(self: Any, name: str) -> Any:
     """Raise the error for an attribute that an object does not have."""
-    found = f"{type(self).__name__!r} object has no attribute {name!r}"
-    raise AttributeError(f"{found}{advice(name)}", name=name, obj=self)
+    kind = type(self).__name__
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}{advice(name)}", name=name, obj=self)

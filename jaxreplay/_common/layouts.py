@@ -73,12 +73,11 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
     def leaf_zeros(leaf: Any) -> Any:
         item, dtype = tuple(leaf.shape[num_axes:]), leaf.dtype
         stored = f"uint{max(8, width(dtype))}" if is_narrow(dtype) else dtype
-        if _fits_rows(leaf.dtype, item, backend):
-            rows = _num_rows(leading, item, stored)
-            stored_leaf = Rows(xla.full((rows, LANES), 0, stored), leading, item)
+        if _fits_rows(dtype, item, backend):
+            numbers = Rows(xla.full((_num_rows(leading, item, stored), LANES), 0, stored), leading, item)
         else:
-            stored_leaf = xla.full(leading + item, 0, stored)
-        return Bits(stored_leaf, dtype) if is_narrow(dtype) else stored_leaf
+            numbers = xla.full(leading + item, 0, stored)
+        return Bits(numbers, dtype) if is_narrow(dtype) else numbers
 
     return jax.tree.map(leaf_zeros, spec)
 
@@ -117,8 +116,7 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, mask: jax.Array 
     places = jnp.where(duplicates.last_of_each(places), places, beyond)
     for i, value in enumerate(values):
         if value is not None:
-            new = value.reshape(places.size, *value.shape[batch_axes:])
-            stored[i] = write(stored[i], places, new, num_axes)
+            stored[i] = write(stored[i], places, value.reshape(places.size, *value.shape[batch_axes:]), num_axes)
     return jax.tree.unflatten(treedef, stored)
 
 
@@ -316,9 +314,8 @@ def _as_it_is(stored: Rows) -> jax.Array:
     """The items as an array [*stacked, *leading, *item], from rows [*stacked, num_rows, 128]."""
     stacked, num_items = stored.rows.shape[:-2], math.prod(stored.leading)
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
-    numbers = stored.rows.reshape(*stacked, -1)[..., : num_items * stride]
-    numbers = numbers.reshape(*stacked, num_items, stride)[..., :size]
-    return numbers.reshape(*stacked, *stored.leading, *stored.item)
+    numbers = stored.rows.reshape(*stacked, -1)[..., : num_items * stride].reshape(*stacked, num_items, stride)
+    return numbers[..., :size].reshape(*stacked, *stored.leading, *stored.item)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -345,8 +342,7 @@ def width(dtype: Any) -> int:
 
 def to_bits(x: jax.Array) -> jax.Array:
     """Bits of real numbers as unsigned integers of the same width, but at least 8 bits."""
-    bits = jax.lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
-    return bits.astype(f"uint{max(8, width(x.dtype))}")
+    return jax.lax.bitcast_convert_type(x, f"uint{width(x.dtype)}").astype(f"uint{max(8, width(x.dtype))}")
 
 
 def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:

@@ -6,8 +6,10 @@ from jax.extend.random import threefry2x32_p
 
 from jaxreplay._common import checks
 
+Words = tuple[jax.Array, jax.Array]  # the upper and lower halves of 64 bits, uint32
 
-def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+
+def random_bits(key: jax.Array, size: int) -> Words:
     """64 random bits for each of `size` draws, two uint32 [size].
 
     `jax.random.bits` computes 64 bits for every 32 that it returns. This function returns all of them, which halves the
@@ -27,7 +29,7 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     return tuple(threefry2x32_p.bind(words[0], words[1], count, count + jnp.uint32(size)))
 
 
-def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.Array:
+def random_integers(bits: Words, bound: jax.Array) -> jax.Array:
     """Integers in [0, bound), int32 [size]: `bits` (two uint32 [size]) as a fraction times `bound` (1 to 2^31 - 1).
 
     The probability of each integer is 1 / bound to within 2^-64.
@@ -38,9 +40,7 @@ def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.
     return (_high_product(bits[0], bound) + carry).astype(jnp.int32)
 
 
-def random_integers64(
-    bits: tuple[jax.Array, jax.Array], bound: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def random_integers64(bits: Words, bound: Words) -> Words:
     """Integers in [0, bound) as from `random_integers`, for a bound of up to 64 bits.
 
     Integers are pairs of uint32 [size], upper half first. The probability of each is 1 / bound to within 2^-64.

@@ -138,8 +138,7 @@ class Ring:
         """The ring without items; the next one has a handle that was never used, and slot 0 (see `live`)."""
         rounds = (self.inserted + self.capacity - 1) // self.capacity
         # Not a constant, which an eager `jax.vmap` would not map, so that the donated size would have no use.
-        size = jnp.minimum(self.size, 0)
-        return dataclasses.replace(self, inserted=rounds * self.capacity % self.period, size=size)
+        return dataclasses.replace(self, inserted=rounds * self.capacity % self.period, size=jnp.minimum(self.size, 0))
 
     def ages(self, slots: jax.Array) -> jax.Array:
         """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""

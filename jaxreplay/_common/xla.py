@@ -63,13 +63,8 @@ def read_once(tree: Any) -> Any:
     Their inputs are then read once, before any dependent write. Without the barrier XLA:GPU may repeat the read in each
     kernel that uses it, even after a write, which then needs a copy. XLA:TPU does not do this.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-
-    def barrier(*leaves: jax.Array) -> Any:
-        return jax.lax.optimization_barrier(leaves)
-
-    leaves = jax.lax.platform_dependent(*leaves, cuda=barrier, rocm=barrier, default=lambda *leaves: leaves)
-    return jax.tree.unflatten(treedef, leaves)
+    barrier = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(tree, cuda=barrier, rocm=barrier, default=lambda tree: tree)
 
 
 def on_gpu(function: Callable[..., Any], x: Any, *others: Any) -> Any:
@@ -118,9 +113,10 @@ R = TypeVar("R")
 
 def explain_donated(state: Any, error: Exception | None) -> None:
     """Raise a `ValueError` from `error` if an array of `state` has been donated."""
-    if any(map(_is_deleted, jax.tree.leaves(state))):
-        remedy = "rebind it, as in state = buffer.add(state, items), or create the buffer with donate=False"
-        raise ValueError(f"state: was donated to an earlier call and is gone; {remedy}.") from error
+    for x in jax.tree.leaves(state):
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
+            remedy = "rebind it, as in state = buffer.add(state, items), or create the buffer with donate=False"
+            raise ValueError(f"state: was donated to an earlier call and is gone; {remedy}.") from error
 
 
 @functools.partial(jax.jit, inline=True)
@@ -170,8 +166,3 @@ def on_host(x: Any) -> np.ndarray:
     """Values of an array as NumPy, even if implicit transfers are disallowed. Waits for the device."""
     with jax.transfer_guard_device_to_host("allow"):
         return np.asarray(x)
-
-
-def _is_deleted(x: Any) -> bool:
-    """True if `x` is an array whose buffer has been donated or deleted."""
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()

@@ -113,10 +113,7 @@ class Sampler(abc.ABC, Generic[S]):
                 setattr(cls, name, getattr(Sampler, name))
 
     shares_key = property(lambda _: False, doc="True if all shards draw with one key, instead of each with its own.")
-    fills_rows = property(
-        lambda _: False,
-        doc="True if every row of a draw holds an item, unless there is none. A subclass does not inherit it.",
-    )
+    fills_rows = property(lambda _: False, doc="True if every row has an item, if any. A subclass does not inherit it.")
     is_distinct = property(lambda _: False, doc="True if each item is drawn once, at most as many rows as slots.")
 
     def unnormalized(self) -> Self:
@@ -371,8 +368,8 @@ class Sampler(abc.ABC, Generic[S]):
         """
         state = self.init(moved.source.shape[1])
         if jax.tree.leaves(state):
-            found = "cannot convert its state for another sampler, capacity or number of devices"
-            raise ValueError(f"sampler={self!r}: {found}; write its method `migrated`.")
+            rule = "cannot convert its state for another capacity or number of devices"
+            raise ValueError(f"sampler={self!r}: {rule}; write its method `migrated`.")
         return state
 
 
@@ -399,6 +396,5 @@ def check_sampler(name: str, sampler: Any) -> Any:
     try:
         hash(sampler)
     except TypeError as error:
-        remedy = "make it a frozen dataclass of numbers, strings and tuples"
-        raise ValueError(f"{name}={sampler!r}: must be hashable; {remedy}.") from error
+        raise ValueError(f"{name}={sampler!r}: must be hashable; make it a frozen dataclass of tuples.") from error
     return sampler

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -47,6 +48,7 @@ class PrioritizedState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
+@functools.partial(jax.jit, static_argnums=2, inline=True)
 def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     """The leaf of a priority in a tree of this capacity."""
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
@@ -55,9 +57,6 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     leaf = priority**alpha
     leaf = jnp.minimum(jnp.where(leaf > least, leaf, least), most)  # `least` if alpha is NaN
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
-
-
-_leaf_of = jax.jit(leaf_of, static_argnums=2)
 
 
 def priority_of(leaf: jax.Array, alpha: jax.Array) -> jax.Array:
@@ -89,22 +88,19 @@ def _setting(name: str, usual: str, default: float) -> Any:
 
 
 def _check_beta(name: str, beta: Any) -> Any:
-    remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
     if not callable(beta):
-        return checks.check_number(name, beta, 0, 1, *remedies)
-    rule = "must return one number for a number of updates, an int32 [], as the schedules of optax do"
+        traced = "sample(beta=) takes a traced one"
+        return checks.check_number(name, beta, 0, 1, "or a schedule of the number of updates", traced)
     with contextlib.suppress(TypeError, ValueError):
         if jax.eval_shape(lambda count: jnp.float32(beta(count)), jax.ShapeDtypeStruct((), jnp.int32)).shape == ():
             return beta
-    raise ValueError(f"{name}={checks.brief(beta)}: {rule}.")
+    raise ValueError(f"{name}={checks.brief(beta)}: must return one number for a number of updates, an int32 [].")
 
 
 def _check_max_priority(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return checks.check_number(name, value, 0, math.inf, '"ever" is usual')
-    if value not in ("ever", "stored"):
-        raise ValueError(f'max_priority={value!r}: must be "ever", "stored" or a number.')
-    return value
+    if isinstance(value, str):
+        return checks.check_choice(name, value, "ever", "stored")
+    return checks.check_number(name, value, 0, math.inf, '"ever" is usual')
 
 
 @checks.config
@@ -172,9 +168,8 @@ class Prioritized(Sampler[PrioritizedState]):
           >>> tree.capacity, float(jr.sum_tree.total(tree))
           (4, 0.0)
         """
-        return sum_tree.init(
-            capacity, track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored"
-        )
+        minimum, maximum = self.normalize == "global", self.max_priority == "stored"
+        return sum_tree.init(capacity, track_minimum=minimum, track_maximum=maximum)
 
     def init(self, capacity: int) -> PrioritizedState:
         numbers = {"max_priority": 1.0, **{name: getattr(self, name) for name in SETTINGS}}
@@ -219,29 +214,22 @@ class Prioritized(Sampler[PrioritizedState]):
     ) -> tuple[jax.Array, jax.Array]:
         bits = random.random_bits(key, batch_size)
         drawn, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
-        uniform = uniform_slots(bits, live)
         has_mass, normalizer = _normalizer(state, live.size)
-        otherwise = jnp.where(live.size > 0, 1.0, 0.0)
-        return jnp.where(has_mass, drawn, uniform), jnp.where(has_mass, leaves, otherwise) / normalizer
+        leaves = jnp.where(has_mass, leaves, jnp.where(live.size > 0, 1.0, 0.0))
+        return jnp.where(has_mass, drawn, uniform_slots(bits, live)), leaves / normalizer
 
     def weights(
         self, state: PrioritizedState, probabilities: jax.Array, live: ring.Live, *, beta: Any = None
     ) -> jax.Array:
         if beta is None:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
-        num_shards, min_probability = ring.num_shards(live.axis_name), None
+        num_shards, axis_name, least = ring.num_shards(live.axis_name), live.axis_name, None
         if self.normalize == "global":
             has_mass, normalizer = _normalizer(state, live.size)
             uniform = jnp.where(has_mass | (live.size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
-            min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
-        return importance_weights(
-            probabilities / num_shards,
-            live.total(),
-            beta,
-            normalize=self.normalize,
-            min_probability=min_probability,
-            axis_name=live.axis_name,
-        )
+            least = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
+        shares, size, normalize = probabilities / num_shards, live.total(), self.normalize
+        return importance_weights(shares, size, beta, normalize=normalize, min_probability=least, axis_name=axis_name)
 
     def update(
         self,
@@ -296,12 +284,12 @@ class Prioritized(Sampler[PrioritizedState]):
         priorities = None if old_alpha == 0 or has_same_alpha else old_priorities(old, states, moved)
         if priorities is not None and old_alpha is None:
             max_priority = np.maximum(max_priority, np.max(priorities))
-        leaves = largest = _leaf_of(max_priority, alpha, capacity)
+        leaves = largest = leaf_of(max_priority, alpha, capacity)
         if has_same_alpha and old_alpha != 0:  # bit for bit
-            most = _leaf_of(np.float32(np.inf), np.float32(1), capacity)
+            most = leaf_of(np.float32(np.inf), np.float32(1), capacity)
             leaves = np.minimum(moved.values(sum_tree.leaves(states.tree)), most)
         elif priorities is not None:
-            leaves = _leaf_of(priorities, alpha, capacity)
+            leaves = leaf_of(priorities, alpha, capacity)
         leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
         numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
@@ -324,8 +312,7 @@ class Prioritized(Sampler[PrioritizedState]):
         accepted = mask & finite
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
-        of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest = jnp.max(of_updates, initial=-1.0)
+        largest = jnp.max(jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0), initial=-1.0)
 
         def not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:  # unchanged: not negative if mask[0]
             return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
@@ -336,11 +323,8 @@ class Prioritized(Sampler[PrioritizedState]):
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
-        state = dataclasses.replace(
-            state,
-            max_priority=jnp.where(largest > state.max_priority, largest, state.max_priority),  # not NaN
-            rejected=ring.saturating_add(state.rejected, rejected),
-        )
+        largest = jnp.where(largest > state.max_priority, largest, state.max_priority)  # not NaN
+        state = dataclasses.replace(state, max_priority=largest, rejected=ring.saturating_add(state.rejected, rejected))
         # Computed once: a CPU rounds the power differently in each operation that it is fused into.
         leaves, accepted = xla.materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
         return state, leaves, accepted, is_update

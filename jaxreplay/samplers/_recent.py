@@ -82,13 +82,8 @@ class Recent(Sampler[None]):
         return live.slots(size - 1 - age), jnp.where(live.size > 0, share, 0.0)
 
     def weights(self, state: None, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
-        return importance_weights(
-            probabilities / ring.num_shards(live.axis_name),
-            live.total(),
-            self.beta if beta is None else beta,
-            normalize=self.normalize,
-            axis_name=live.axis_name,
-        )
+        beta, shares = self.beta if beta is None else beta, probabilities / ring.num_shards(live.axis_name)
+        return importance_weights(shares, live.total(), beta, normalize=self.normalize, axis_name=live.axis_name)
 
 
 def _unit(high: jax.Array, low: jax.Array) -> jax.Array:

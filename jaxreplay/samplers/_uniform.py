@@ -49,12 +49,12 @@ class Uniform(Sampler[None]):
             return uniform_slots(random.random_bits(key, batch_size), live), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
-        rank = permutation.permuted(key, rows, live.size)
+        rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
         if live.unspent is None:
             slots = live.slots(rank)
         elif live.capacity > MOST_DISTINCT:
-            found = f"max_uses, replacement=False: {live.capacity} slots, at most {MOST_DISTINCT}"
-            raise ValueError(f"{found}; draw with replacement, or lower the capacity.")
+            found = f"{live.capacity} slots, at most {MOST_DISTINCT}"
+            raise ValueError(f"max_uses, replacement=False: {found}; draw with replacement.")
         else:
             slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)
@@ -65,5 +65,5 @@ class Uniform(Sampler[None]):
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
             share = live.size if self.replacement else jnp.maximum(live.size, probabilities.size)
             share *= ring.num_shards(live.axis_name)
-            weight = share.astype(jnp.float32) / live.total().astype(jnp.float32)
+            weight = share.astype(jnp.float32) / jnp.maximum(live.total(), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

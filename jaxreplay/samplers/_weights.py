@@ -78,8 +78,7 @@ def importance_weights(
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
         log_reference = ring.reduced(jax.lax.pmin, log_reference, axis_name)
-    exponent = -beta * jnp.where(drawn, log_probability - log_reference, 0.0)
-    return jnp.where(drawn, jnp.exp(exponent), 0.0)
+    return jnp.where(drawn, jnp.exp(-beta * jnp.where(drawn, log_probability - log_reference, 0.0)), 0.0)
 
 
 @xla.copies_numpy
@@ -110,8 +109,8 @@ def _checked(name: str, x: Any, most: float) -> tuple[jax.Array, bool]:
         raise ValueError(f"{name}: got {checks.type_text(x)}, expected {expected}, B at least 1.")
     is_known = not isinstance(x, jax.core.Tracer) and x.is_fully_addressable
     if is_known and not np.all((xla.on_host(x) >= 0) & (xla.on_host(x) <= most * 1.001)):  # they are rounded
-        rule = f"must not be negative or NaN{', or above 1' if most == 1 else ''}"
-        raise ValueError(f"{name}={checks.brief(x)}: {rule}; give those of a draw.")
+        above = ", or above 1" if most == 1 else ""
+        raise ValueError(f"{name}={checks.brief(x)}: must not be negative or NaN{above}; give those of a draw.")
     return x, is_known
 
 

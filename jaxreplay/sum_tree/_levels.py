@@ -48,8 +48,7 @@ def build(nodes: jax.Array, capacity: int, fanout: int, combine: Combine, empty:
     for size in reversed(sizes(capacity, fanout)):
         if levels:
             nodes = fold(levels[0].reshape(*leading, -1, fanout), combine, fanout >= WIDE)
-        padding = [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])]
-        nodes = jnp.pad(nodes, padding, constant_values=empty)
+        nodes = jnp.pad(nodes, [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])], constant_values=empty)
         levels.insert(0, nodes.reshape(*leading, *shape(size, fanout)))
     return tuple(levels)
 
@@ -65,8 +64,7 @@ def fold(x: jax.Array, combine: Combine, at_once: bool) -> jax.Array:
     columns = [x[..., i] for i in range(x.shape[-1])]
     while len(columns) > 1:
         half = len(columns) // 2
-        pairs = [combine(columns[i], columns[half + i]) for i in range(half)]
-        columns = pairs + columns[2 * half :]
+        columns = [combine(columns[i], columns[half + i]) for i in range(half)] + columns[2 * half :]
     return columns[0]
 
 
@@ -110,8 +108,7 @@ def ascend(
         if children.size // fanout <= max(DENSE * node.size, FEW):
             parents = xla.compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
         else:
-            rows = xla.compute_once(read_rows, children, node, fanout=fanout)
-            value = fold(rows, combine, fanout >= WIDE)
+            value = fold(xla.compute_once(read_rows, children, node, fanout=fanout), combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)
@@ -212,9 +209,7 @@ def choose(children: list[jax.Array], prefix: jax.Array) -> Found:
     return chosen, prefix, jnp.broadcast_to(children[0], prefix.shape)
 
 
-def last_occurrence(
-    leaves: jax.Array, target: jax.Array, values: jax.Array, fanout: int
-) -> tuple[jax.Array, jax.Array]:
+def last_writes(leaves: jax.Array, target: jax.Array, values: jax.Array, fanout: int) -> tuple[jax.Array, jax.Array]:
     """The leaves, possibly used as scratch space; and True for the last row of each `target`, bool [B].
 
     If only these rows are written, the order of a scatter does not matter. For a small batch of a wide tree, one kernel
@@ -233,5 +228,4 @@ def last_occurrence(
     # reads that they were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
     leaves = at(leaves, target).min(number, mode="drop", wrap_negative_indices=False)
-    seen = at(leaves, target).get(mode="fill", fill_value=0.0, wrap_negative_indices=False)
-    return leaves, seen == number
+    return leaves, at(leaves, target).get(mode="fill", fill_value=0.0, wrap_negative_indices=False) == number

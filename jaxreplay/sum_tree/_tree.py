@@ -29,13 +29,11 @@ import numpy as np
 from flax import struct
 
 from jaxreplay._common import checks, devices, random, ring, xla
-from jaxreplay.sum_tree import _levels, _range
+from jaxreplay.sum_tree import _levels
 from jaxreplay.sum_tree._levels import NONE
-from jaxreplay.sum_tree._range import Restricted
 
 # Measured on a CPU, estimated from compiled programs on the others: tests/benchmarks/README.md.
-DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
-DEFAULT_FANOUT = 64  # on all other backends
+DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}  # 64 on all other backends
 BELOW = np.float32(1 - 2**-23)  # times a positive number: less than it
 Stratified = bool | Literal["systematic"]
 
@@ -68,6 +66,32 @@ class SumTree:
     maxima: tuple[jax.Array, ...] | None = None
 
 
+@struct.dataclass
+class Restricted:
+    """A tree whose `total`, `minimum` and draws cover only a run of its leaves; `restrict` makes one.
+
+    The run starts at any leaf and wraps around after the last one. A node keeps its sum if all of its leaves are in the
+    run, and has sum 0 if none is. Each level has at most two other nodes, which contain the ends of the run. Their sums
+    are recomputed from the leaves up, O(fanout * log(capacity)) in all. No sum is a difference of two prefix sums, so
+    short runs are as exact as the tree.
+
+    Attributes:
+      tree: the `SumTree`.
+      start: int32 [], first leaf of the run.
+      size: int32 [], number of leaves in the run, at most the capacity.
+      ends: int32 [2] per level, from the roots down: the nodes of the run's first leaf and of the leaf after the run.
+      sums: float32 [2] per level, sums of these nodes over the run.
+      minima: float32 [2] per level, their smallest positive leaves in the run; None if the tree has no minima.
+    """
+
+    tree: SumTree
+    start: jax.Array
+    size: jax.Array
+    ends: tuple[jax.Array, ...]
+    sums: tuple[jax.Array, ...]
+    minima: tuple[jax.Array, ...] | None
+
+
 def default_fanout(backend: str | None = None, /) -> int:
     """Best fan-out on a backend; None for that of `jax.default_device`, or JAX's default backend.
 
@@ -75,7 +99,7 @@ def default_fanout(backend: str | None = None, /) -> int:
       >>> [jr.sum_tree.default_fanout(backend) for backend in ("cpu", "gpu", "tpu")]
       [8, 64, 128]
     """
-    return DEFAULT_FANOUTS.get(backend or devices.backend_of(), DEFAULT_FANOUT)
+    return DEFAULT_FANOUTS.get(backend or devices.backend_of(), 64)
 
 
 def chosen_fanout(fanout: int | None, arrays: Any = ()) -> int:
@@ -244,7 +268,7 @@ def update(
     # Rows that write nothing ascend from the first leaf; recomputing an unchanged sum is harmless.
     leaf = jnp.where(target < nowhere, target, 0)
     if not unique_indices:
-        lowest, last = _levels.last_occurrence(sums[-1], target, values, tree.fanout)
+        lowest, last = _levels.last_writes(sums[-1], target, values, tree.fanout)
         sums = (*sums[:-1], lowest)
         target = jnp.where(last, target, nowhere)
     sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add)
@@ -396,15 +420,47 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
       >>> float(jr.sum_tree.total(run))
       5.0
     """
-    return _range.restrict(tree, start, size)
+    ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
+    for _ in tree.sums[1:]:
+        ends.insert(0, jax.lax.div(ends[0], jnp.int32(tree.fanout)))
+    bare = Restricted(tree, start, size, tuple(ends), (), None)
+    minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, NONE)
+    return dataclasses.replace(bare, sums=_sums_at_ends(bare, tree.sums, jnp.add, 0.0), minima=minima)
+
+
+def _patch(restricted: Restricted, level: int, values: jax.Array, empty: float, rows: Any, first: Any) -> jax.Array:
+    """Values in the run of the nodes `rows` of a level, float32 [B, num_siblings].
+
+    `values` are the values of the nodes at the run's ends. `empty` is the value of a node without a leaf in the run.
+    `first` is the index of the first node in each row, int32 [B].
+    """
+    ends, height = restricted.ends[level], len(restricted.ends) - 1 - level
+    node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
+    offset = node * restricted.tree.fanout**height - restricted.start
+    rows = jnp.where(ring.wrap_negative(offset, restricted.tree.capacity) < restricted.size, rows, empty)
+    rows = jnp.where(node == ends[0], values[0], rows)
+    return jnp.where(node == ends[1], values[1], rows)
+
+
+def _sums_at_ends(run: Restricted, levels: _levels.Levels, combine: _levels.Combine, empty: float) -> _levels.Levels:
+    fanout, ends = run.tree.fanout, run.ends
+    leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
+    inside = jnp.stack([run.size > 0, run.size == run.tree.capacity])
+    values = [jnp.where(inside, leaves, empty)]
+    for level in range(len(levels) - 1, 0, -1):
+        rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
+        rows = _patch(run, level, values[0], empty, rows, ends[level - 1] * fanout)
+        (value,) = xla.materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
+        values.insert(0, value)
+    return tuple(values)
 
 
 def _in_run(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
     """The tree, the roots of its levels `name` within the run, and the patches of the levels below."""
     if isinstance(tree, SumTree):
         return tree, getattr(tree, name)[0], []
-    patches = _range.patches(tree, getattr(tree, name), empty)
-    roots = getattr(tree.tree, name)[0]
+    values, roots = getattr(tree, name), getattr(tree.tree, name)[0]
+    patches = [functools.partial(_patch, tree, level, values[level], empty) for level in range(len(values))]
     return tree.tree, patches[0](roots.reshape(1, -1), 0).reshape(roots.shape), patches[1:]
 
 
@@ -431,8 +487,7 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
 def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
     if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
-        rule = f"a vector of 1 to {ring.MAX_CAPACITY} numbers"
-        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected {rule}.")
+        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
     return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
 
@@ -460,8 +515,7 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
 def emptied(tree: SumTree) -> SumTree:
     """An empty tree like `tree`, written in its place where XLA can."""
     sums, maxima = jax.tree.map(lambda x: jnp.minimum(x, 0.0), (tree.sums, tree.maxima))
-    minima = jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima)
-    return SumTree(sums, minima, tree.capacity, tree.fanout, maxima)
+    return SumTree(sums, jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima), tree.capacity, tree.fanout, maxima)
 
 
 def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:

@@ -129,8 +129,7 @@ class TransitionBatch:
         """
         _check_numbers("logp", logp, lambda x: x <= 0, "a log-propensity is a number at most 0", is_one=False)
         if logp_next is not None:
-            rule = "a log-propensity is a number at most 0, or None"
-            _check_numbers("logp_next", logp_next, lambda x: x <= 0, rule, is_one=False)
+            _check_numbers("logp_next", logp_next, lambda x: x <= 0, "must be at most 0, or None", is_one=False)
         _check_numbers("r", r, lambda x: x == x, "a reward is a number and not NaN")
         if not isinstance(done, bool | np.bool_):
             raise TypeError(f"done={done!r}: expected a bool.")
@@ -159,8 +158,7 @@ class TransitionBatch:
           [[3.0], [2.0]]
         """
         if isinstance(self.valid, jax.core.Tracer):
-            remedy = "call to_singles outside of jit, or on dataclasses.replace(batch, valid=None) for all rows"
-            raise ValueError(f"valid: is traced, so the number of transitions is not known; {remedy}.")
+            raise ValueError("valid: is traced, so it is not known; call to_singles outside of jit, or set valid=None.")
         rows = range(self.batch_size) if self.valid is None else np.flatnonzero(xla.on_host(self.valid)).tolist()
         batch = dataclasses.replace(self, valid=None)  # pyright: ignore[reportArgumentType]
         for i in reversed(rows) if reverse else rows:
@@ -195,8 +193,8 @@ def check_returns(spec: Any) -> None:
     for name in ("In", "W"):
         for leaf in jax.tree.leaves(getattr(spec, name)):
             if leaf.shape != spec.Rn.shape:
-                rule = f"expected {list(spec.Rn.shape)}, the shape of leaf .Rn"
-                raise ValueError(f"leaf .{name}: got {checks.type_text(leaf)}, {rule}; squeeze the extra axis.")
+                found, rule = checks.type_text(leaf), f"{list(spec.Rn.shape)}, the shape of leaf .Rn"
+                raise ValueError(f"leaf .{name}: got {found}, expected {rule}; squeeze the extra axis.")
 
 
 def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:

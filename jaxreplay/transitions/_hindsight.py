@@ -103,9 +103,8 @@ def _behind(name: str, followed: Any, old: jax.Array) -> jax.Array:
     """New values in all rows but the last, in the dtype of `old`."""
     found = jax.tree.leaves(followed)
     if len(found) != 1 or found[0].shape != (old.shape[0], old.shape[1] - 1) or old.ndim != 2:
-        shapes = [list(x.shape[2:]) for x in found]
-        found = f"{name}: the function returned arrays of shapes {shapes} for rows of {list(old.shape[2:])}"
-        raise ValueError(f"{found}, expected one number, []; it takes one row's achieved and desired goal.")
+        got = f"arrays of shapes {[list(x.shape[2:]) for x in found]} for rows of {list(old.shape[2:])}"
+        raise ValueError(f"{name}: the function returned {got}, expected one number, [], for one row's goals.")
     return jnp.concatenate([found[0].astype(old.dtype), old[:, -1:]], axis=1)
 
 
@@ -118,8 +117,7 @@ def _find(rows: Any, path: Path, name: str) -> Any:
     """The value at a path; a `ValueError` if there is none."""
     found, parts = rows, (path,) if isinstance(path, str) else path
     if not (isinstance(parts, tuple) and parts and all(isinstance(part, str) for part in parts)):
-        rule = "must be the name of a leaf in the rows, or a tuple of names that lead to it"
-        raise ValueError(f"{name}={path!r}: {rule}.")
+        raise ValueError(f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of names to it.")
     for part in parts:
         inside = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})
         if part not in inside:

@@ -47,7 +47,6 @@ class NStepState:
 
 TRACED_GAMMA = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"
 TRACED_N = "n_step_transitions and sequence_transitions take a traced n with max_n"
-_STEP = ("s", "a", "r", "terminated", "truncated", "s_next")
 
 
 def _takes_a_step(method: Callable[P, R]) -> Callable[P, R]:
@@ -58,11 +57,9 @@ def _takes_a_step(method: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         if "done" in named or ("s_next" not in named and len(arguments) == num_needed - 1):
-            owner = f"{type(arguments[0]).__name__}.{method.__name__}()"
-            found = "got done" if "done" in named else f"s_next is missing, got {len(_STEP) - 1} arguments of a step"
-            rule = f"expected {', '.join(_STEP)}, with terminated and truncated, not done"
-            remedy = "without time limits, give done as terminated, and jnp.zeros_like(done) as truncated"
-            raise TypeError(f"{owner}: {found}, {rule}; {remedy}.")
+            found = "got done" if "done" in named else "s_next is missing, got 5 arguments of a step"
+            rule = "terminated and truncated, not done; without time limits, truncated is jnp.zeros_like(done)"
+            raise TypeError(f"{type(arguments[0]).__name__}.{method.__name__}(): {found}, expected {rule}.")
         return method(*arguments, **named)
 
     return call
@@ -138,7 +135,8 @@ class NStep:
         """
         step = TracerSteps(s, a, r, terminated, truncated, s_next, logp=logp, w=w, discount=discount)
         spec = jax.eval_shape(functools.partial(_windows.as_steps, num_envs=self.num_envs), step)
-        steps = jax.tree.map(lambda leaf: xla.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
+        window = self.n + self.next_action  # with `next_action` also the step after it
+        steps = jax.tree.map(lambda leaf: xla.full((window, *leaf.shape), 0, leaf.dtype), spec)
         return NStepState(steps, xla.full((), 0, jnp.int32), xla.full((), 0, jnp.int32))
 
     @_takes_a_step
@@ -167,9 +165,9 @@ class NStep:
           (4,)
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
-        gamma = 1.0 if discount is None else None
 
         def emitted(step: Any, discount: Any) -> TransitionBatch:
+            gamma = 1.0 if discount is None else None
             return self.add(self.init(*step, discount=discount), *step, discount=discount, gamma=gamma)[1]
 
         return jax.eval_shape(emitted, step, discount)
@@ -240,12 +238,12 @@ class NStep:
     def _add(self, state: NStepState, given: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
         step = _windows.as_steps(given, num_envs=self.num_envs)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
-        window = self._window
+        window = len(state.steps.mask)
         oldest = ring.wrap_excess(state.cursor + 1, window)
         lag = _windows.lags_if_few(window, oldest[None])
 
         def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
-            if lag is None or not _windows.is_small(rows):
+            if lag is None or rows.nbytes > _windows.FEW_BYTES:
                 return jax.lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
             return jnp.where(lag.reshape(-1, *[1] * new.ndim) == window - 1, new, rows)
 
@@ -256,7 +254,7 @@ class NStep:
         # From the cursor, as a GPU merges kernels that read the same array.
         count = jnp.where(state.count >= window - 1, window, state.cursor + 1)
         filled = jnp.where(count == window, window, 0)[None]
-        batch = _windows.transitions(self, steps, oldest[None], filled, lag, gamma=gamma)
+        batch = _windows.transitions(self, steps, oldest[None], filled, lag, None, gamma)
         state = NStepState(kept, oldest, count)
         return state, jax.tree.map(lambda leaf: leaf[0], batch)
 
@@ -286,31 +284,31 @@ class NStep:
 
     @calls.method()
     def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
-        window = self._window
+        window = len(state.steps.mask)
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
         first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
-        batch = _windows.transitions(self, state.steps, first, count, _windows.lags_if_few(window, first), gamma=gamma)
-        return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
+        lags = _windows.lags_if_few(window, first)
+        batch = layouts.merge_axes(_windows.transitions(self, state.steps, first, count, lags, None, gamma))
+        return jax.tree.map(jnp.zeros_like, state), batch
 
     @calls.method(static=("flush",))
     def _rollout(self, given: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_windows.transitions`."""
         steps = _windows.as_steps(given, "a rollout")
-        length = steps.r.shape[0]
-        if 0 < length < self._window and not flush:
-            rule = "none is complete, so no row would be valid; give more steps, or flush=True"
-            raise ValueError(f"n={self.n}: got a rollout of {length} steps, expected at least {self._window}: {rule}.")
-        starts = jnp.arange(length, dtype=jnp.int32) - (self._window - 1)
+        length, window = len(steps.r), self.n + self.next_action
+        if 0 < length < window and not flush:
+            rule = f"expected at least {window}; give more steps, or flush=True"
+            raise ValueError(f"n={self.n}: got a rollout of {length} steps, {rule}.")
+        starts = jnp.arange(length, dtype=jnp.int32) - (window - 1)
         if flush:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
-            starts = jnp.concatenate([starts, jnp.where(pending <= length - self._window, -1, pending)])
+            starts = jnp.concatenate([starts, jnp.where(pending <= length - window, -1, pending)])
         if length == 0:  # a row without a step, so that there is one to read
             steps = jax.tree.map(lambda leaf: jax.lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         count = jnp.where(starts < 0, 0, length - starts)
-        batch = _windows.transitions(self, steps, jnp.maximum(starts, 0), count, None, n, gamma)
-        return layouts.merge_axes(batch)
+        return layouts.merge_axes(_windows.transitions(self, steps, jnp.maximum(starts, 0), count, None, n, gamma))
 
     @calls.method()
     def _sequences(self, given: Any, n: Any, gamma: Any) -> TransitionBatch:
@@ -329,18 +327,12 @@ class NStep:
         batch = _windows.transitions(self, steps, starts, count, None, n, gamma)
         return layouts.merge_axes(jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch))
 
-    @property
-    def _window(self) -> int:
-        """Number of steps in the state: a window and, with `next_action`, the step after it."""
-        return self.n + self.next_action
-
     def _check_state(self, state: Any) -> None:
-        expected = [self._window, self.num_envs]
-        found = list(state.steps.mask.shape) if isinstance(state, NStepState) else None
+        expected, found = f"one of {[self.n + self.next_action, self.num_envs]} steps", type(state).__name__
+        if isinstance(state, NStepState):
+            found = f"one of {list(state.steps.mask.shape)} steps"
         if found != expected:
-            got = f"one of {found} steps" if found else type(state).__name__
-            rule = f"one of {expected} steps, from this tracer's init"
-            raise ValueError(f"state: got {got}, expected {rule}; use jax.vmap for a stack of states.")
+            raise ValueError(f"state: got {found}, expected {expected}, from this tracer; use jax.vmap for a stack.")
 
 
 @checks.config
@@ -427,21 +419,84 @@ def n_step_transitions(
       >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]
       ([0.0, 1.0], [1.5, 1.5], [2.0, 3.0])
     """
-    tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
     steps = TracerSteps(S, A, R, terminated, truncated, S_next, logp=logP, w=W, mask=mask, discount=discounts)
-    batch = tracer._rollout(xla.copy_numpy(steps), flush, n_now, gamma_now)
-    return batch, batch.valid
+    return _extracted(steps, flush, n, gamma, max_n, next_action, record_extra_info)
 
 
-def tracer_for(
-    n: Any, gamma: Any, discounts: Any, max_n: Any, next_action: bool, record_extra_info: bool
-) -> tuple[NStep, Any, Any]:
-    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_windows.transitions`."""
-    n_now = gamma_now = None
-    if gamma is None and discounts is None:
-        rule = "must be a number in [0, 1], or a traced float [] or [num_envs]; it is a discount"
-        raise ValueError(f"gamma=None: {rule}; or give discounts, one per step.")
+def sequence_transitions(
+    S: Any,
+    A: Any,
+    R: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    n: int | jax.Array,
+    gamma: float | jax.Array | None = None,
+    mask: Any = None,
+    logP: Any = None,
+    W: Any = None,
+    discounts: Any = None,
+    next_action: bool = False,
+    record_extra_info: bool = False,
+    max_n: int | None = None,
+) -> tuple[TransitionBatch, jax.Array]:
+    """Extract n-step transitions from sequences of a `SequenceBuffer`; next observations are later rows.
+
+    Each of the first L - n of L rows starts the transition that `NStep` traces from the same steps. A sequence of n + 1
+    rows yields one transition.
+
+    A truncated step needs its final observation, in the row after it, where `mask` is False (see
+    `jaxreplay.SequenceBuffer`). If that row holds a step instead, it belongs to the next episode, and the final
+    observation is missing. Windows that reach the truncated step then end right before it and bootstrap from the
+    observation that it started from. No transition starts at the truncated step itself.
+
+    With `max_n`, `n` may be traced, as `gamma` may, and annealed within one program: Schwarzer et al. 2023 (Bigger,
+    Better, Faster, section 3) decrease n from 10 to 3 and increase gamma from 0.97 to 0.997. Whatever `n` is, each of
+    the first L - max_n rows starts the transition of a static `n`. No transition starts at later rows, even if a
+    smaller `n` leaves room for it.
+
+    Args:
+      S: pytree [B, L, ...], observations; or other data of the rows, such as the values of a recurrent network.
+      A: pytree [B, L, ...], actions.
+      R: number [B, L], rewards.
+      terminated, truncated: bool [B, L]; a number other than 0 is True.
+      n: see `NStep`; with `max_n` also a traced integer [], clipped to [1, max_n].
+      gamma: discount in [0, 1], a number, or an array [] or [B], clipped if traced; None with `discounts`. Powers of an
+        array are computed in float32 or its wider dtype, powers of a number in float64.
+      next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
+      mask: bool [B, L], True if the row holds a step; None for all. If the stream has no rows for final observations,
+        mask `valid` with `Sample.mask`, and leave it out here.
+      logP, W: float [B, L] or None.
+      discounts: float [B, L] or None, a discount for each step instead of gamma, as in `NStep`.
+      max_n: None, or the largest `n`, a Python integer, which determines all shapes.
+
+    Returns:
+      TransitionBatch [B * (L - n)] ([B * (L - max_n)] with `max_n`), sequence by sequence; and its `valid`, bool of the
+      same length, False if the row holds no step, or no action follows (`next_action`).
+
+    Raises:
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, a leaf
+        has more than one number or flag per step, there are fewer than n + 1 (max_n + 1) rows, or there is not one
+        of `gamma` and `discounts`.
+
+    Examples:
+      >>> rows, no = jnp.array([[1.0, 2.0, 3.0, 4.0]]), jnp.array([[False] * 4])
+      >>> batch, valid = jr.sequence_transitions(rows, rows, rows, no, no, n=2, gamma=0.5)
+      >>> batch.S.tolist(), batch.Rn.tolist(), batch.In.tolist(), batch.S_next.tolist()
+      ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
+    """
+    steps = TracerSteps(S, A, R, terminated, truncated, s_next=None, logp=logP, w=W, mask=mask, discount=discounts)
+    return _extracted(steps, None, n, gamma, max_n, next_action, record_extra_info)
+
+
+def _extracted(
+    steps: TracerSteps, flush: bool | None, n: Any, gamma: Any, max_n: Any, next_action: bool, record_extra_info: bool
+) -> tuple[TransitionBatch, jax.Array]:
+    """Transitions of a rollout, or with `flush` None of sequences; `max_n` is as for `n_step_transitions`."""
+    n_now = gamma_now = None  # to replace the tracer's own
+    if gamma is None and steps.discount is None:
+        raise ValueError("gamma=None: must be a number in [0, 1], or float[num_envs]; or give discounts, one per step.")
     gamma = _windows.check_gamma(gamma)
     if isinstance(gamma, jax.Array):
         gamma, gamma_now = 1.0, gamma
@@ -450,4 +505,9 @@ def tracer_for(
         checks.check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
         n, n_now = max_n, n
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return tracer, n_now, gamma_now
+    steps = xla.copy_numpy(steps)
+    if flush is None:
+        batch = tracer._sequences(steps, n_now, gamma_now)
+    else:
+        batch = tracer._rollout(steps, flush, n_now, gamma_now)
+    return batch, batch.valid

@@ -1,4 +1,4 @@
-"""Priorities, burn-in, frame stacks and transitions of drawn sequences."""
+"""Priorities, burn-in and frame stacks of drawn sequences."""
 
 import functools
 from typing import Any
@@ -8,9 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, xla
-from jaxreplay.transitions._batch import TransitionBatch
-from jaxreplay.transitions._n_step import tracer_for
-from jaxreplay.transitions._windows import TracerSteps
 
 
 @xla.copies_numpy
@@ -113,71 +110,3 @@ def _stacks(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
         frame = frames[:, rows]
         stack.insert(0, jnp.where(kept.reshape(kept.shape + (1,) * (frame.ndim - 2)), frame, jnp.zeros_like(frame)))
     return jnp.stack(stack, axis=-1)
-
-
-def sequence_transitions(
-    S: Any,
-    A: Any,
-    R: Any,
-    terminated: Any,
-    truncated: Any,
-    *,
-    n: int | jax.Array,
-    gamma: float | jax.Array | None = None,
-    mask: Any = None,
-    logP: Any = None,
-    W: Any = None,
-    discounts: Any = None,
-    next_action: bool = False,
-    record_extra_info: bool = False,
-    max_n: int | None = None,
-) -> tuple[TransitionBatch, jax.Array]:
-    """Extract n-step transitions from sequences of a `SequenceBuffer`; next observations are later rows.
-
-    Each of the first L - n of L rows starts the transition that `NStep` traces from the same steps. A sequence of n + 1
-    rows yields one transition.
-
-    A truncated step needs its final observation, in the row after it, where `mask` is False (see
-    `jaxreplay.SequenceBuffer`). If that row holds a step instead, it belongs to the next episode, and the final
-    observation is missing. Windows that reach the truncated step then end right before it and bootstrap from the
-    observation that it started from. No transition starts at the truncated step itself.
-
-    With `max_n`, `n` may be traced, as `gamma` may, and annealed within one program: Schwarzer et al. 2023 (Bigger,
-    Better, Faster, section 3) decrease n from 10 to 3 and increase gamma from 0.97 to 0.997. Whatever `n` is, each of
-    the first L - max_n rows starts the transition of a static `n`. No transition starts at later rows, even if a
-    smaller `n` leaves room for it.
-
-    Args:
-      S: pytree [B, L, ...], observations; or other data of the rows, such as the values of a recurrent network.
-      A: pytree [B, L, ...], actions.
-      R: number [B, L], rewards.
-      terminated, truncated: bool [B, L]; a number other than 0 is True.
-      n: see `NStep`; with `max_n` also a traced integer [], clipped to [1, max_n].
-      gamma: discount in [0, 1], a number, or an array [] or [B], clipped if traced; None with `discounts`. Powers of an
-        array are computed in float32 or its wider dtype, powers of a number in float64.
-      next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
-      mask: bool [B, L], True if the row holds a step; None for all. If the stream has no rows for final observations,
-        mask `valid` with `Sample.mask`, and leave it out here.
-      logP, W: float [B, L] or None.
-      discounts: float [B, L] or None, a discount for each step instead of gamma, as in `NStep`.
-      max_n: None, or the largest `n`, a Python integer, which determines all shapes.
-
-    Returns:
-      TransitionBatch [B * (L - n)] ([B * (L - max_n)] with `max_n`), sequence by sequence; and its `valid`, bool of the
-      same length, False if the row holds no step, or no action follows (`next_action`).
-
-    Raises:
-      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, a leaf
-        has more than one number or flag per step, there are fewer than n + 1 (max_n + 1) rows, or there is not one
-        of `gamma` and `discounts`.
-
-    Examples:
-      >>> rows, no = jnp.array([[1.0, 2.0, 3.0, 4.0]]), jnp.array([[False] * 4])
-      >>> batch, valid = jr.sequence_transitions(rows, rows, rows, no, no, n=2, gamma=0.5)
-      >>> batch.S.tolist(), batch.Rn.tolist(), batch.In.tolist(), batch.S_next.tolist()
-      ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
-    """
-    tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
-    steps = TracerSteps(S, A, R, terminated, truncated, s_next=None, logp=logP, w=W, mask=mask, discount=discounts)
-    batch = tracer._sequences(xla.copy_numpy(steps), n_now, gamma_now)
-    return batch, batch.valid

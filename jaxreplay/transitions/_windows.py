@@ -75,16 +75,14 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
         if field in KINDS and leaf is not None and leaf.shape != leading:
             remedy = f"{'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis"
             remedy += "" if what else ", or give many steps to n_step_transitions"
-            rule = f"{list(leading)}, one {KINDS[field]} {each}"
-            raise ValueError(f"{name}: got {checks.type_text(leaf)}, expected {rule}; {remedy}.")
+            rule = f"expected {list(leading)}, one {KINDS[field]} {each}; {remedy}"
+            raise ValueError(f"{name}: got {checks.type_text(leaf)}, {rule}.")
     if jax.tree.structure(steps.s_next) == jax.tree.structure(steps.s):  # another structure, or None, is meant
-        name = names["s_next"]
-        checks.check_like({name: steps.s_next}, {name: steps.s}, 0, 0, names["s"])
+        checks.check_like({names["s_next"]: steps.s_next}, {names["s_next"]: steps.s}, 0, 0, names["s"])
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):
-        size = leading[0]
-        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {size}; give num_envs={size}.")
+        raise ValueError(f"num_envs={num_envs}: got a step of {leading[0]} rows; give num_envs={leading[0]}.")
     return steps
 
 
@@ -94,11 +92,8 @@ def check_gamma(gamma: Any) -> Any:
     Raises:
       ValueError: it is none of these, or is known and out of range.
     """
-    if gamma is None:
-        return None
     if not isinstance(gamma, np.ndarray | jax.Array) or gamma.ndim != 1:
-        checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
-        return gamma
+        return gamma if gamma is None else checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
     found = checks.as_float(checks.as_real("gamma", gamma, "one number, or one per environment"))
     known: Any = None if isinstance(gamma, jax.core.Tracer) else xla.on_host(gamma)  # pyright: ignore[reportArgumentType]
     if known is not None and not np.all((known >= 0) & (known <= 1)):
@@ -118,13 +113,7 @@ def lags_if_few(num_rows: int, first: jax.Array) -> jax.Array | None:
 
 
 def transitions(
-    tracer: Any,
-    steps: TracerSteps,
-    first: jax.Array,
-    count: jax.Array,
-    lag: jax.Array | None,
-    n: Any = None,
-    gamma: Any = None,
+    tracer: Any, steps: TracerSteps, first: jax.Array, count: jax.Array, lag: jax.Array | None, n: Any, gamma: Any
 ) -> TransitionBatch:
     """Transitions whose windows open at given rows.
 
@@ -152,7 +141,13 @@ def transitions(
     is_terminal = stop == 2 * last
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     gamma = tracer.gamma if gamma is None else jnp.clip(gamma, 0, 1)
-    _check_discounts(gamma, steps)
+    if gamma is None and steps.discount is None:
+        raise ValueError("gamma=None: the tracer has none; pass one to each call, or a discount to init and add.")
+    if gamma is not None and steps.discount is not None:
+        raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
+    if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):
+        expected = f"one number, such as a float32[], or {list(steps.r.shape[1:])} of them"
+        raise ValueError(f"gamma: got {checks.type_text(gamma)}, expected {expected}.")
     discount = None if steps.discount is None else at(steps.discount, every)
     Rn, In = _returns(at(steps.r, every), discount, last, is_terminal, gamma, lag is None)
     valid, has_next = stop >= 0, stop >= 2 * n
@@ -169,18 +164,6 @@ def transitions(
         )
     extra_info = _extra_info(steps, last, tracer.n, at) if tracer.record_extra_info else None
     return TransitionBatch(S, A, logP, Rn, In, S_next, A_next, logP_next, W, extra_info=extra_info, valid=valid)
-
-
-def _check_discounts(gamma: Any, steps: TracerSteps) -> None:
-    """Raise a `ValueError` if there is not one of `gamma` and discounts, or it is not as many as environments."""
-    if gamma is None and steps.discount is None:
-        remedy = "pass one to each call, as in add(..., gamma=0.99), or pass a discount to init and add"
-        raise ValueError(f"gamma=None: the tracer has none; {remedy}.")
-    if gamma is not None and steps.discount is not None:
-        raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
-    if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):
-        got, expected = (checks.type_text(gamma, shape) for shape in (None, steps.r.shape[1:]))
-        raise ValueError(f"gamma: got {got}, expected one number, such as a float32[], or {expected}.")
 
 
 def _returns(
@@ -250,7 +233,7 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
 def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Array) -> jax.Array:
     """`leaf` [T, E, ...] at the lags `wanted` [K, ..., E], or [K, ..., 1] for all; returns [K, ..., E, ...]."""
     num_rows, axes = len(leaf), [1] * (wanted.ndim - 1)
-    if lag is not None and (num_rows == 1 or is_small(leaf)):
+    if lag is not None and (num_rows == 1 or leaf.nbytes <= FEW_BYTES):
         found = leaf[0].reshape(*axes, *leaf.shape[1:])
         for row in range(1, num_rows):
             here = lag[:, row].reshape(-1, *axes) == wanted
@@ -261,10 +244,6 @@ def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Ar
         return leaf[rows[..., 0]]
     # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
     return jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=rows.ndim - 1)(leaf, rows)
-
-
-def is_small(leaf: jax.Array) -> bool:
-    return leaf.size * leaf.dtype.itemsize <= FEW_BYTES
 
 
 def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_wrong_arguments():
     sequences = jr.SequenceBuffer(length=8, num_envs=3, sequence_length=2, stride=2, donate=False)
     stepped = sequences.init(ids(0, 1, 3))
     four = np.arange(4)
-    rejects('max_priority=\'newest\': must be "ever", "stored"', jr.Prioritized, max_priority="newest")
+    rejects('max_priority=\'newest\': must be "ever" or "stored"', jr.Prioritized, max_priority="newest")
     rejects("max_priority=-1: must be a finite number of at least 0", jr.Prioritized, max_priority=-1)
     rejects("floor=-1: must be a finite number of at least 0", jr.Prioritized, floor=-1)
     rejects("axes=3: must be an integer from 1 to 2", jr.ReplayBuffer, capacity=8, axes=3)

@@ -340,7 +340,7 @@ def test_wrong_steps():
     ):
         rejects(message, tracer.add, state, **{**step, name: x})
     four = jax.tree.map(lambda x: x[:, [0] * 4], rollout(seeds.rng(0), 4, 4))
-    rejects("num_envs=2: got a step with a leading axis of 4; give num_envs=4", tracer.init, **first(four))
+    rejects("num_envs=2: got a step of 4 rows; give num_envs=4", tracer.init, **first(four))
     for name, x, message in (
         ("r", np.zeros((3, 2), np.float32), r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"),
         ("mask", np.ones((4, 2), np.int32), r"mask: got int32\[4, 2\], expected bool\[4, 2\]"),
@@ -436,7 +436,7 @@ def test_the_state_of_another_tracer_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gamma": None}, r"gamma=None: must be a number in \[0, 1\], or a traced float \[\]"),
+        ({"gamma": None}, r"gamma=None: must be a number in \[0, 1\], or float\[num_envs\]"),
         ({"flush": 1}, "flush=1: must be True or False"),
         ({"next_action": 1}, "next_action=1: must be True or False"),
         ({"record_extra_info": None}, "record_extra_info=None: must be True or False"),

@@ -58,6 +58,8 @@ def test_traced_beta_and_vmap():
 def test_errors():
     rejects("normalize='max': must be \"batch\"", jr.importance_weights, np.ones(4), 2, 1.0, normalize="max")
     rejects("min_probability=None", jr.importance_weights, np.ones(4), 2, 1.0, normalize="global")
+    rejects("probabilities=.*: .* or above 1; give", jr.importance_weights, np.full(4, 3.0), 2, 1.0)
+    rejects("size=2147483648: must be an integer from 0 to 2147483647", jr.importance_weights, np.ones(4), 2**31, 1.0)
 
 
 def test_effective_sample_size():

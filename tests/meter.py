@@ -20,7 +20,6 @@ BUDGET = 80  # programs that the default tests of a file may compile, but for th
 BUDGETS = {
     "test_documentation.py": 340,
     "test_docstrings.py": 300,
-    "test_storage.py": 110,
     "test_contract.py": 150,  # 20 for each kind of buffer
     "test_testing.py": 150,
     "test_migration.py": 100,

@@ -1,9 +1,12 @@
 """Numbers at the ends of their types: none wraps."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import rejects
 
+import jaxreplay as jr
 from jaxreplay._common import checks, ring
 
 MOST = 2**31 - 1
@@ -16,13 +19,14 @@ def test_integers_of_any_type_become_int32_or_a_number_out_of_range(kind):
     # All numbers of a type that int32 holds stay, the negative ones too.
     kept = [x if info.max <= MOST or 0 <= x <= MOST else -1 for x in numbers]
     given = np.array(numbers, kind)
-    for x in (given, jnp.asarray(given)) if info.bits < 64 else (given,):
-        found = checks.as_int32(x)
-        assert (type(found), found.dtype) == (np.ndarray if x is given else type(x), np.int32)
+    found = checks.as_int32(given)
+    assert (type(found), found.dtype) == (np.ndarray, np.int32)
+    np.testing.assert_array_equal(found, kept)
+    if info.bits < 64:
+        found, counts = jax.jit(lambda x: (checks.as_int32(x), jax.vmap(checks.as_count)(x)))(given)
+        assert (found.dtype, counts.dtype) == (np.int32, np.int32)
         np.testing.assert_array_equal(found, kept)
-        for one in x if info.bits < 64 else ():
-            count = checks.as_count(one)
-            assert (int(count), count.dtype) == (min(max(int(one), 0), MOST), np.int32)
+        np.testing.assert_array_equal(counts, np.clip(given.astype(np.int64), 0, MOST))
 
 
 def test_sums_of_counts_stay_at_the_largest():
@@ -31,3 +35,10 @@ def test_sums_of_counts_stay_at_the_largest():
     np.testing.assert_array_equal(found, [3, 5, MOST - 1, MOST, MOST, MOST])
     assert int(ring.saturating_add(jnp.int32(MOST - 1), 1)) == MOST
     np.testing.assert_array_equal(ring.at_least(counts, MOST - 2), counts >= MOST - 2)
+
+
+def test_a_named_argument_that_is_no_array():
+    buffer = jr.ReplayBuffer(capacity=4, donate=False)
+    state = buffer.init(np.zeros(2))
+    message = r"\['td_errors'\]: got 'all', expected an array"
+    rejects(message, buffer.add, state, np.zeros(2), td_errors="all", error=TypeError)

@@ -146,27 +146,24 @@ def test_places_beyond_the_size_and_no_size():
         np.testing.assert_array_equal(ask(jax.random.key(0), places, np.int32(size)), np.zeros(6))
 
 
-def test_every_way_to_ask_gives_the_same_order():
-    key = jax.random.key(0)
-    size, places = jax.device_put((np.int32(1000), np.arange(1000, dtype=np.int32)))
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, rbg_key])
+def test_every_kind_of_key_and_way_to_ask(make):
+    """For all places, for one, and for some after the others."""
+    size, places = np.int32(1000), np.arange(1000, dtype=np.int32)
+
+    @run_once
+    def ask(key):
+        batches = places.reshape(20, 2, 25)
+        scanned = lax.scan(lambda size, some: (size, permuted(key, some, size)), size, batches)[1]
+        return permuted(key, places, size), permuted(key, np.int32(17), size), scanned.reshape(-1)
+
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        eager = permuted(key, places, size)
-    assert eager.dtype == jnp.int32
-    np.testing.assert_array_equal(np.sort(eager), places)
-    eager = np.asarray(eager)
-    np.testing.assert_array_equal(run_once(permuted)(key, np.int32(17), size), eager[17])
-    batches = np.arange(1000, dtype=np.int32).reshape(20, 2, 25)
-    scanned = lax.scan(lambda size, some: (size, permuted(key, some, size)), size, batches)[1]
-    np.testing.assert_array_equal(np.asarray(scanned).reshape(-1), eager)
-    assert np.mean(np.asarray(permuted(jax.random.key(1), places, size)) == eager) < 0.02
-
-
-@pytest.mark.parametrize("make", [jax.random.PRNGKey, rbg_key])
-def test_other_kinds_of_key(make):
-    size, places = jax.device_put((np.int32(1000), np.arange(1000, dtype=np.int32)))
-    numbers = permuted(make(0), places, size)
+        numbers, one, scanned = jax.device_get(ask(make(0)))
+    assert numbers.dtype == np.int32
     np.testing.assert_array_equal(np.sort(numbers), places)
-    assert np.mean(np.asarray(permuted(make(1), places, size)) == np.asarray(numbers)) < 0.02
+    assert one == numbers[17]
+    np.testing.assert_array_equal(scanned, numbers)
+    assert np.mean(np.asarray(ask(make(1))[0]) == numbers) < 0.02
 
 
 def test_mapped_over_keys_places_and_sizes():

@@ -49,3 +49,8 @@ def test_random_integers_are_uniform_where_float32_is_not():
     assert draws.max() < bound
     assert stats.chisquare(np.bincount(draws % 3, minlength=3)).pvalue > 1e-4
     assert stats.chisquare(np.bincount(draws.astype(np.int64) * 100 // bound, minlength=100)).pvalue > 1e-4
+
+
+def test_what_is_no_key():
+    for wrong in (jax.random.split(jax.random.key(0), 2), np.zeros(2, np.int32), 0):
+        rejects("key: got .*, expected one PRNG key", random_bits, wrong, 4)

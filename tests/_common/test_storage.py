@@ -1,6 +1,5 @@
 """Storage as rows of 128 numbers, which a TPU wants, holds the same as storage as it is."""
 
-import functools
 import itertools
 
 import jax
@@ -60,7 +59,7 @@ def same(found, expected):
         *(rarely((kind, leading)) for kind, leading in zip(ITEMS, itertools.cycle([(70,), (35, 2)]), strict=False)),
     ],
 )
-def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
+def test_written_items_are_read_in_a_scan_and_under_vmap(as_rows, kind, leading):
     shape, dtype = ITEMS[kind]
     rng, num = seeds.rng(0), leading[0]
     slots = np.stack([rng.permutation(num + 6)[:11] - 3 for _ in range(6)])  # some dropped
@@ -89,17 +88,14 @@ def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     assert layouts.leading(storage, len(leading)) == leading
     same(jax.jit(run)(storage), expected)
     once = jax.jit(layouts.write)(plain, *first)
-    eager = (layouts.write if kind == "flags" else jax.jit(layouts.write))(storage, *first)
-    same(layouts.plain(eager), once)
-    if kind == "flags":
-        read = functools.partial(layouts.read, fill=True)
-        same(read(eager, outside), jax.jit(read)(once, outside))
-    two = stack(storage, eager)
+    written = jax.jit(layouts.write)(storage, *first)
+    same(layouts.plain(written), once)
+    two = stack(storage, written)
     same(at(jax.jit(jax.vmap(run))(two), 0), expected)
     # To another backend and back, also a stack of them.
     as_rows(False)
     unpacked = layouts.on_backend(two, len(leading), 1, "cpu")
-    same(at(unpacked, 1), layouts.plain(eager))
+    same(at(unpacked, 1), layouts.plain(written))
     same(layouts.plain(two), unpacked)
     as_rows(True)
     same(layouts.on_backend(unpacked, len(leading), 1, "tpu"), two)
@@ -131,10 +127,8 @@ def test_parts_of_each_layout_are_written_in_turn(as_rows, kind, leading):
     for rows in (False, True):
         as_rows(rows)
         storage = layouts.zeros({"a": spec, "b": spec}, leading, 0)
-        eager = kind == "halves" and not rows  # the test above writes rows eagerly
-        for function in (run, jax.jit(run)) if eager else (jax.jit(run),):
-            found = function(storage, everywhere, both, *given)
-            same(found, both | {"b": expected.reshape(*leading, *shape)})
+        found = jax.jit(run)(storage, everywhere, both, *given)
+        same(found, both | {"b": expected.reshape(*leading, *shape)})
 
 
 @pytest.mark.parametrize("kind", ITEMS)

@@ -1,15 +1,14 @@
-"""Threads that add and a thread that draws: `jaxreplay.Shared` compared with one thread and with other limiters.
+"""Threads that add and a thread that draws: `jaxreplay.Shared` compared with one thread and with a queue.
 
-`python tests/benchmarks/threads.py` prints tables; run it on idle cores. mujax's limiter is measured if
-`mujax==0.1.3` is installed. `--smoke` runs everything once. README.md explains the programs.
+`python tests/benchmarks/threads.py` prints tables; run it on idle cores. `--smoke` runs everything once. README.md
+explains the programs.
 """
 
 import argparse
 import functools
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -93,27 +92,6 @@ class Shared(Threads):
         self.shared.size()
 
 
-class Mujax(Threads):
-    """The same buffer with mujax's limiter and a lock, as mujax's replay uses them."""
-
-    def __init__(self):
-        super().__init__()
-        from mujax.replay import SampleToInsertRatio
-
-        self.limiter = SampleToInsertRatio(RATIO, min_size=0, error_buffer=SLACK)
-        self.lock = threading.Lock()
-
-    def add(self) -> None:
-        self.limiter.insert(ROWS)
-        with self.lock:
-            super().add()
-
-    def draw(self, number: int) -> Any:
-        self.limiter.sample(BATCH)
-        with self.lock:
-            return super().draw(number)
-
-
 class Queue(Threads):
     """The same buffer, owned by the thread that draws; rows come through a queue."""
 
@@ -129,7 +107,7 @@ class Queue(Threads):
         return super().draw(number)
 
 
-PROGRAMS = {"one thread": Bare, "Shared": Shared, "mujax's limiter": Mujax, "queue": Queue}
+PROGRAMS = {"one thread": Bare, "Shared": Shared, "queue": Queue}
 CALLS = {"bare": Bare, "Shared": functools.partial(Shared, False), "Shared, ratio": Shared}
 
 
@@ -162,7 +140,7 @@ def measure_calls(runs: int, count: int) -> dict[str, dict]:
 
 def measure_threads(runs: int, count: int, actors: tuple[int, ...]) -> dict[str, dict]:
     """By number of actors: an addition and a draw together."""
-    programs = dict(_installed())
+    programs = {name: make() for name, make in PROGRAMS.items()}
 
     def cycles(program: Bare, number: int) -> float:
         start = time.perf_counter()
@@ -174,14 +152,6 @@ def measure_threads(runs: int, count: int, actors: tuple[int, ...]) -> dict[str,
         return in_turn(runs_of, lambda _: "one thread", runs)
 
     return {str(number): measure(number) for number in actors}
-
-
-def _installed() -> Iterator[tuple[str, Bare]]:
-    for name, make in PROGRAMS.items():
-        try:
-            yield name, make()
-        except ImportError as error:
-            print(f"{name}: {error.name} is not installed.")
 
 
 def _table(title: str, found: dict[str, dict]) -> str:

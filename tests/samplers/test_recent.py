@@ -142,13 +142,17 @@ def test_weights_are_one_unless_beta_says_otherwise():
     np.testing.assert_allclose(sample.weights, expected, rtol=1e-5)
 
 
+def drawn_of_two_shards(sampler):
+    """64 draws from shards of three and seven items."""
+    buffer, ids = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler), 2), np.arange(24)
+    state = buffer.add(buffer.init(ids), ids, mask=(ids >= 9) & (ids < 19))
+    return jax.device_get(buffer.sample(state, jax.random.key(0), 64))
+
+
 @pytest.mark.parametrize("normalize", [None, "batch"])
 def test_weights_over_shards_of_different_sizes(normalize):
     """Half of the draws are from each shard; N and the largest weight are of all items and rows."""
-    sampler = jr.Recent(power=1.0, beta=0.7, normalize=normalize)
-    buffer, ids = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler), 2), np.arange(24)
-    state = buffer.add(buffer.init(ids), ids, mask=(ids >= 9) & (ids < 19))  # three items, and seven
-    sample = jax.device_get(buffer.sample(state, jax.random.key(0), 64))
+    sample = drawn_of_two_shards(jr.Recent(power=1.0, beta=0.7, normalize=normalize))
     law = np.concatenate([np.zeros(9), oracles.recent_law(3, 1.0) / 2, oracles.recent_law(7, 1.0) / 2])
     np.testing.assert_allclose(sample.probabilities, law[sample.items], rtol=1e-5)
     expected = (10 * law[sample.items]) ** -0.7
@@ -156,6 +160,11 @@ def test_weights_over_shards_of_different_sizes(normalize):
         assert expected[:32].max() < expected.max()  # the largest weight is of the second shard
         expected /= expected.max()
     np.testing.assert_allclose(sample.weights, expected, rtol=1e-5)
+
+
+def test_uniform_weights_over_shards_of_different_sizes():
+    sample = drawn_of_two_shards(jr.Uniform())
+    np.testing.assert_allclose(sample.weights, np.where(sample.items < 12, 0.6, 1.4), rtol=1e-6)
 
 
 @pytest.mark.law

@@ -26,9 +26,9 @@ def test_matches_twin(normalize, beta):
 
 
 def test_extreme_probabilities_stay_finite_and_empty_rows_are_zero():
-    weights = jr.importance_weights(np.array([0.0, 1e-37, 1e-20, 1.0]), 2**24, 1.0)
+    weights = weigh(np.array([0.0, 1e-37, 1e-20, 1.0]), 2**24, 1.0)
     np.testing.assert_allclose(weights, [0, 1, 1e-17, 1e-37], rtol=1e-4)
-    assert np.all(np.asarray(jr.importance_weights(np.zeros(4), 0, 1.0)) == 0)
+    assert np.all(np.asarray(weigh(np.zeros(4), 0, 1.0)) == 0)
 
 
 def test_a_row_without_an_item_has_no_gradient():
@@ -59,6 +59,8 @@ def test_errors():
     rejects("normalize='max': must be \"batch\"", jr.importance_weights, np.ones(4), 2, 1.0, normalize="max")
     rejects("must not be negative or NaN, or above 1", jr.importance_weights, np.array([0.5, 1.01]), 2, 1.0)
     rejects("min_probability=None", jr.importance_weights, np.ones(4), 2, 1.0, normalize="global")
+    rejects("probabilities=.*: .* or above 1; give", jr.importance_weights, np.full(4, 3.0), 2, 1.0)
+    rejects("size=2147483648: must be an integer from 0 to 2147483647", jr.importance_weights, np.ones(4), 2**31, 1.0)
 
 
 def test_effective_sample_size():

@@ -314,7 +314,8 @@ def first_plan(on, rng):
 
     used, shares = frozenset().union(*on.sources), (0.62, 0.38, 0.5)
     if "sharded" in used:  # shards get equal numbers of rows, and three quarters of 16 may be above all slots
-        shares = ((1, 1, 2), (3, 1, 4))[rng.integers(2) if "distinct" not in used else 0]
+        choices = ((1, 1), (3, 1)) if len(wholes) < 3 else ((1, 1, 2), (2, 1, 1))
+        shares = choices[rng.integers(2) if "distinct" not in used else 0]
     shares = shares[: len(wholes)]
     tracer = jr.NStep(n=2, gamma=0.9, num_envs=ROWS) if "tracer" in on.program else None
     order = "add", *map(str, rng.permutation(["update", "set", "draw"]))

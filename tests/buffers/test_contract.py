@@ -22,7 +22,7 @@ STEPS = 6
 def items(t, *shape):
     ids = (t * np.prod(shape) + np.arange(np.prod(shape)).reshape(shape)).astype(np.int32)
     halves, frames = (ids[..., None] * np.ones(3)).astype(jnp.bfloat16), (ids[..., None] * np.ones(3)).astype(np.uint8)
-    return {"id": ids, "flag": ids % 2 == 0, "carry": (halves, frames)}
+    return {"id": ids, "carry": (halves, frames)}
 
 
 PER = jr.Prioritized(alpha=0.7)

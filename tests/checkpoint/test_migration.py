@@ -61,7 +61,6 @@ GLOBAL, FLAT = SAMPLERS[2:]
 LAYOUTS = [  # capacity, number of shards and sampler; old and new
     ((8, 0, UNIFORM), (16, 2, PER)),
     ((16, 4, GLOBAL), (24, 0, PER)),
-    ((16, 4, GLOBAL), (16, 4, GLOBAL)),
 ]
 what_is_stored = {
     "masks": st.lists(st.lists(st.booleans(), min_size=8, max_size=8), max_size=5),

@@ -315,10 +315,6 @@ def test_sequences_of_a_row_keep_the_order_of_their_streams(shards):
     np.testing.assert_array_equal(new.get(found, handles)["id"], ids)
 
 
-class Other(jr.Prioritized):
-    """A sampler of somebody else, who did not say how its state is converted."""
-
-
 @pytest.mark.versions
 def test_errors_name_what_differs():
     replay = jr.ReplayBuffer(capacity=8)
@@ -331,10 +327,6 @@ def test_errors_name_what_differs():
         (lambda: jr.migrate(replay, state, sequence), "must be a ReplayBuffer like old_buffer"),
         (lambda: jr.migrate(jr.ReplayBuffer(capacity=4), state, replay), "capacity=4: this state has"),
         (lambda: jr.migrate(make(replay, 2), state, replay), "2 shards: this state has"),
-        (
-            lambda: jr.migrate(replay, state, jr.ReplayBuffer(capacity=8, sampler=Other())),
-            r"sampler=Other\(\): cannot convert its state",
-        ),
         *(
             (
                 lambda setting=setting: jr.migrate(

@@ -340,6 +340,14 @@ def test_task_keys():
     rejects("give at least one", jr.task_key, task, ())
 
 
+def test_rows_of_many_tasks_are_sorted_as_those_of_few():
+    """Of more tasks than one number can hold with the row."""
+    tasks = seeds.rng("rows").integers(0, 20, 24).astype(np.int32)
+    few, many = jax.jit(lambda *x: [_moves._sorted_rows(x[0], count, *x[1:]) for count in (20, 2**31)])(*[tasks] * 4)
+    np.testing.assert_array_equal(few.by_task, np.argsort(tasks, stable=True))
+    chex.assert_trees_all_equal(few, many)
+
+
 def test_each_task_is_written_once(monkeypatch):
     written, update = [], _moves.sum_tree.update
 

@@ -16,6 +16,7 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
+from jaxreplay.curricula import _pool_moves as _moves
 from jaxreplay.curricula import _pool_state as _state
 
 CASES = cases("pools")
@@ -338,6 +339,37 @@ def test_task_keys():
     assert jr.task_key(task, ("env", "id")) != jr.task_key(moved, ("env", "id"))
     rejects(r"not in the task: \['question'\]; it has \['answer', 'env'", jr.task_key, task, ("env", "question"))
     rejects("give at least one", jr.task_key, task, ())
+
+
+def test_rows_of_many_tasks_are_sorted_as_those_of_few():
+    """Of more tasks than one number can hold with the row."""
+    tasks = seeds.rng("rows").integers(0, 20, 24).astype(np.int32)
+    few, many = jax.jit(lambda *x: [_moves._sorted_rows(x[0], count, *x[1:]) for count in (20, 2**31)])(*[tasks] * 4)
+    np.testing.assert_array_equal(few.by_task, np.argsort(tasks, stable=True))
+    chex.assert_trees_all_equal(few, many)
+
+
+def test_each_task_is_written_once(monkeypatch):
+    written, update = [], _moves.sum_tree.update
+
+    def recording(tree, moved, *arguments, **named):
+        written.append(moved)
+        return update(tree, moved, *arguments, **named)
+
+    monkeypatch.setattr(_moves.sum_tree, "update", recording)
+    rng, counts, caps = seeds.rng("written once"), np.array([4], np.int32), np.array([[1, 1]], np.int32)
+
+    @jax.jit
+    def move(state, task, label):
+        env, known = jnp.zeros(12, jnp.int32), jnp.ones(12, bool)
+        state = _moves.move(state, jnp.array(counts), jnp.array(caps), task, env, label, known)
+        return state, written.pop()
+
+    state = jax.jit(_state.arrange, static_argnums=3)(counts, caps, np.zeros(4, np.int32), ())
+    for _ in range(4):
+        state, tasks = move(state, *(rng.integers(0, most, 12).astype(np.int32) for most in (4, 3)))
+        tasks = np.asarray(tasks)[np.asarray(tasks) < 4]
+        assert 0 < len(tasks) == len(set(tasks.tolist()))
 
 
 @pytest.mark.versions

@@ -122,11 +122,12 @@ def test_all_items_match_the_twin(filled):
 
 def test_a_reservoir_counts_and_has_no_ages():
     buffer = jr.ReservoirBuffer(capacity=CAPACITY, count_updates=True, donate=False)
-    state = buffer.add(buffer.init(items(30)), items(30), jax.random.key(0))
-    state = buffer.update(state, np.array([3, 3, 5, -1, 700]), np.ones(5))
+    some, ones = np.pad([3, 3, 5, 700], (0, 96), constant_values=-1), np.ones(100, np.float32)
+    state = buffer.add(buffer.init(items(200)), items(200), jax.random.key(0), mask=np.arange(200) < 30)
+    state = buffer.update(state, some, ones)
     old = buffer.sample(state, jax.random.key(0), 100).indices
-    state = buffer.add(state, items(200), jax.random.key(1))
-    state = buffer.update(state, old, jnp.ones(100))
+    state = buffer.add(state, items(200), jax.random.key(1), mask=np.ones(200, bool))
+    state = buffer.update(state, old, ones)
     found = jr.diagnostics(buffer, state, thorough=True)
     still = int(np.sum(np.isin(old, state.handles)))
     assert (found["late"], found["updates_per_item"] * CAPACITY) == (1 + 100 - still, still)

@@ -59,7 +59,16 @@ CHOSEN = {"ALL_PAIRS", "SMALL", "WIDE", "FEW_BYTES", "MAX_DESCRIPTION"}
 OTHER_TELLS = "the other draw tells it too"
 FASTER = "another way with the same result; which one is for speed"
 NEVER_NONE = "a mixture that is made has shares; for the type checker"
+ANY_VALUES = "any random values serve"
 SURVIVORS = {
+    "samplers/_recent.Recent.sample: age >= count / 2 -> ((age) > (count / 2))": "both formulas hold there",
+    "samplers/_weights.importance_weights: beta <= 1 -> ((beta) < (1))": "1 is 1 either way",
+    "samplers/_prioritized.Prioritized.migrated: "
+    "old_alpha is not None and np.float32(old_alpha) == alpha -> ((np.float32(old_alpha) == alpha))": (
+        "NumPy makes NaN of None, which equals nothing"
+    ),
+    "testing/_buffers._adder: jax.random.fold_in(key, 2) -> key": ANY_VALUES,
+    "testing/_buffers._td_errors: jax.random.fold_in(key, 1) -> key": ANY_VALUES,
     "wrappers/_mixture.Mixture.counts: self.shares or () -> ((self.shares))": NEVER_NONE,
     "wrappers/_mixture.Mixture._weigh: self.shares or () -> ((self.shares))": NEVER_NONE,
     "_common/duplicates.last_of_each: "

@@ -190,7 +190,7 @@ class Finder(ast.NodeVisitor):
         if not self.is_text(node):
             self.mutant("guard removed", node, f"({self.text(node.body)})")
             self.mutant("guard removed", node, f"({self.text(node.orelse)})")
-        self.generic_visit(node)
+            self.generic_visit(node)
 
     def visit_Expr(self, node):
         is_check = isinstance(node.value, ast.Call) and "check" in self.text(node.value.func)

@@ -36,6 +36,8 @@ OTHER_TESTS = {
 MORE_TESTS = {
     "_common/calls": ["buffers/test_arguments.py", "buffers/test_contract.py"],
     "_common/files": ["datasets/test_recorder.py", "checkpoint/test_checkpoint_files.py"],
+    "_common/random": ["buffers/test_contract.py"],
+    "_common/signals": ["wrappers/test_interrupts.py"],
     "_common/checks": ["test_wrong_use.py", "buffers/test_arguments.py"],
 }  # of modules of which only their users tell
 
@@ -56,7 +58,22 @@ CHOSEN = {"ALL_PAIRS", "SMALL", "WIDE", "FEW_BYTES", "MAX_DESCRIPTION"}
 # Mutants that no test need notice, by name, and why.
 OTHER_TELLS = "the other draw tells it too"
 FASTER = "another way with the same result; which one is for speed"
+NEVER_NONE = "a mixture that is made has shares; for the type checker"
+ANY_VALUES = "any random values serve"
 SURVIVORS = {
+    "samplers/_recent.Recent.sample: age >= count / 2 -> ((age) > (count / 2))": "both formulas hold there",
+    "samplers/_weights.importance_weights: beta <= 1 -> ((beta) < (1))": "1 is 1 either way",
+    "samplers/_prioritized.Prioritized.migrated: "
+    "old_alpha is not None and np.float32(old_alpha) == alpha -> ((np.float32(old_alpha) == alpha))": (
+        "NumPy makes NaN of None, which equals nothing"
+    ),
+    "testing/_buffers._adder: jax.random.fold_in(key, 2) -> key": ANY_VALUES,
+    "testing/_buffers._td_errors: jax.random.fold_in(key, 1) -> key": ANY_VALUES,
+    "wrappers/_mixture.Mixture.counts: self.shares or () -> ((self.shares))": NEVER_NONE,
+    "wrappers/_mixture.Mixture._weigh: self.shares or () -> ((self.shares))": NEVER_NONE,
+    "_common/duplicates.last_of_each: "
+    "jax.lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2) -> "
+    "jax.lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)))": "the sort is stable, of rows in order",
     "_common/permutation.permuted.swap_or_not: "
     "decisions.astype(jnp.int32) < 0 -> ((decisions.astype(jnp.int32)) <= (0))": (
         "any half of the words decides alike, and one word of 2**32 is moved to the other half"
@@ -173,7 +190,7 @@ class Finder(ast.NodeVisitor):
         if not self.is_text(node):
             self.mutant("guard removed", node, f"({self.text(node.body)})")
             self.mutant("guard removed", node, f"({self.text(node.orelse)})")
-        self.generic_visit(node)
+            self.generic_visit(node)
 
     def visit_Expr(self, node):
         is_check = isinstance(node.value, ast.Call) and "check" in self.text(node.value.func)

@@ -333,7 +333,8 @@ def test_construction_errors(arguments, message):
     rejects(message, jr.Prioritized, **arguments)
 
 
-def test_flags_that_are_no_flags():
+def test_flags_that_are_no_flags_and_what_is_no_sampler():
+    rejects("sampler=None: must be a sampler", jr.ReplayBuffer, capacity=4, sampler=None)
     sampler, rows = jr.Prioritized(), np.arange(3)
     state = jax.eval_shape(lambda: sampler.init(4))
     for flags in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool)):

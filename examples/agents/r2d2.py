@@ -7,9 +7,8 @@ python examples/agents/r2d2.py --short   # a few seconds, to see that it runs
 Overlapping sequences, the recurrent state stored with every step, burn-in, and sequence priorities. `TASK = "memory"`
 is MemoryChain, where the last action must repeat the bit that the first step showed.
 
-On CartPole the return is 459 [410, 500], from whole episodes 354 [249, 451], whose settings were not tuned, and with
-fresh states 454 [384, 496]; without memory it is 38 [37, 39]. On MemoryChain, where 1 is the best, it is 0.98 [0.97,
-1.00], from whole episodes 0.96 [0.94, 0.99], and with fresh states the same in every seed.
+On CartPole the return is 459 [410, 500], and without memory 38 [37, 39]. On MemoryChain, where 1 is the best, it is
+0.98 [0.97, 1.00].
 """
 
 import argparse
@@ -29,13 +28,11 @@ import jaxreplay as jr
 
 TASK = "cartpole"
 RECURRENT = True  # else a feed-forward network with as many parameters
-REFRESH = False  # writes fresh recurrent states back into the buffer
 NUM_ENVS, ROLLOUT = 16, 8  # a step makes 8 steps of each environment, and one update
 WARMUP = 10
 STEPS = {"cartpole": 4_000, "memory": 3_000}[TASK]
 INTERVAL = STEPS // 50
 LENGTH = 10_000  # rows kept of each environment
-WINDOWS = "any"  # "episodes" draws whole episodes, which start from the zero state and need no burn-in
 SEQUENCE_LENGTH, STRIDE, BURN_IN, BATCH = 32, 8, 4, 32
 N, GAMMA, TARGET_RATE = 3, 0.99, 0.02
 UNITS = 32
@@ -46,7 +43,7 @@ env_params = env_params.replace(memory_length=20) if TASK == "memory" else env_p
 learning_rate = optax.linear_schedule(1e-3, 0.0, STEPS)
 optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(learning_rate))
 epsilon = optax.linear_schedule(1.0, 0.02, int(0.3 * STEPS))
-sequences = {"sequence_length": SEQUENCE_LENGTH, "stride": STRIDE, "windows": WINDOWS}
+sequences = {"sequence_length": SEQUENCE_LENGTH, "stride": STRIDE}
 prioritized = jr.Prioritized(alpha=0.9, beta=0.6)
 buffer = jr.SequenceBuffer(length=LENGTH, num_envs=NUM_ENVS, **sequences, sampler=prioritized)
 
@@ -139,20 +136,19 @@ def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
     """The state after a rollout, and returns [ROLLOUT, NUM_ENVS] of the episodes that ended, NaN where none did."""
     played = jax.lax.scan(lambda state, _: interact(state, epsilon), state.replace(buffer=None), length=ROLLOUT)
     new, (rows, returns) = played
-    # An episode's last row is the one without a step: whole episodes, and sequences inside one, need to know it.
-    return new.replace(buffer=buffer.add(state.buffer, rows, ends=~rows["step"])), returns
+    return new.replace(buffer=buffer.add(state.buffer, rows)), returns
 
 
-def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """From the state [B, UNITS] before sequences: that after them, and at each step states and values [B, L, ...]."""
+def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """From the state [B, UNITS] before sequences: the state after them, and the values of each step [B, L, ...]."""
 
-    def step(carry: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def step(carry: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         new, q = network.apply(params, carry, row["obs"])
-        return jnp.where(row["step"][:, None], new, 0.0), (carry, q)
+        return jnp.where(row["step"][:, None], new, 0.0), q
 
     by_time = {name: items[name].swapaxes(0, 1) for name in ("obs", "step")}
-    carry, (carries, q) = jax.lax.scan(step, carry, by_time)
-    return carry, carries.swapaxes(0, 1), q.swapaxes(0, 1)
+    carry, q = jax.lax.scan(step, carry, by_time)
+    return carry, q.swapaxes(0, 1)
 
 
 def learn(state: State) -> State:
@@ -160,18 +156,17 @@ def learn(state: State) -> State:
     sample = buffer.sample(state.buffer, sample_key, BATCH)
     # The first steps only bring the stored state up to date; what follows is learned from.
     before, items = jr.split_burn_in(sample.items, BURN_IN)
-    mask = items["step"] & sample.mask[:, BURN_IN:]  # of whole episodes, without the steps of the next one
 
-    def values(params: Any) -> tuple[jax.Array, jax.Array]:
-        carry, _, _ = unroll(params, sample.items["carry"][:, 0], before)
-        return unroll(params, jax.lax.stop_gradient(carry), items)[1:]
+    def values(params: Any) -> jax.Array:
+        carry, _ = unroll(params, sample.items["carry"][:, 0], before)
+        return unroll(params, jax.lax.stop_gradient(carry), items)[1]
 
-    _, target_values = values(state.target_params)
+    target_values = values(state.target_params)
 
-    def loss_fn(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        carries, q = values(params)
-        steps = [items[name] for name in ("action", "reward", "terminated", "truncated")]
-        batch, valid = jr.sequence_transitions({"q": q, "target": target_values}, *steps, n=N, gamma=GAMMA, mask=mask)
+    def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+        q, steps = values(params), [items[name] for name in ("action", "reward", "terminated", "truncated")]
+        how = {"n": N, "gamma": GAMMA, "mask": items["step"]}
+        batch, valid = jr.sequence_transitions({"q": q, "target": target_values}, *steps, **how)
         rows, following = jnp.arange(batch.batch_size), jax.lax.stop_gradient(batch.S_next)
         best = following["target"][rows, jnp.argmax(following["q"], axis=-1)]
         target = squash(batch.Rn + batch.In * unsquash(best))
@@ -179,18 +174,13 @@ def learn(state: State) -> State:
         td_errors, valid = (x.reshape(BATCH, -1) for x in (td_errors, valid))
         losses = jnp.sum(optax.huber_loss(td_errors), axis=1) / jnp.maximum(jnp.sum(valid, axis=1), 1)
         # A sequence's priority is between the largest and the mean of its TD errors.
-        return jnp.mean(sample.weights * losses), (jr.sequence_priority(td_errors, valid), carries)
+        return jnp.mean(sample.weights * losses), jr.sequence_priority(td_errors, valid)
 
-    grads, (priorities, carries) = jax.grad(loss_fn, has_aux=True)(state.params)
+    grads, priorities = jax.grad(loss_fn, has_aux=True)(state.params)
     updates, opt = optimizer.update(grads, state.opt)
     params = optax.apply_updates(state.params, updates)
     target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
     replay = buffer.update(state.buffer, sample.indices, priorities)
-    if REFRESH:  # only states after burn-in; the earlier ones still depend on a stored state
-        refreshed = jnp.arange(SEQUENCE_LENGTH) >= BURN_IN
-        fresh = sample.items["carry"].at[:, BURN_IN:].set(carries)
-        leaves = {name: fresh if name == "carry" else None for name in sample.items}
-        replay = buffer.set(replay, sample.indices, leaves, mask=sample.mask & refreshed)
     return state.replace(buffer=replay, params=params, target_params=target_params, opt=opt, key=key)
 
 

@@ -1,6 +1,6 @@
 """Write the figures of result files into the pages: `python .docs/evidence.py`.
 
-Each study writes a result file (`record` in `examples/studies/experiment.py`); those of the pages are in
+Each study writes a result file (`report` in `examples/studies/experiment.py`); those of the pages are in
 `examples/studies/results`.
 
 - A row of the table of studies names figures of the file that its last cell links to: `return: -145 [-156, -134]`. All

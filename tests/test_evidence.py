@@ -1,5 +1,5 @@
 """Figures of pages and of the studies' docstrings are those of result files, which the studies write
-(`experiment.record`)."""
+(`experiment.report`)."""
 
 import ast
 import importlib.util
@@ -87,7 +87,7 @@ def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["examples/studies/study.py", "--out", str(tmp_path), "--short"])
     seeds = np.array([1.0, 2.0, 6.0])
     figures = {"a, b": seeds, "slope": (0.5, 0.25, 0.75), "a, none": np.nan, "a, count": 1_024, "slope: b": -0.001}
-    experiment.record(tmp_path / "study.json", figures)
+    experiment.report(tmp_path / "study.json", "a study", figures)
     record = json.loads((tmp_path / "study.json").read_text())
     low, high = experiment.interval(seeds)
     assert record["figures"]["a, b"] == {"value": 3.0, "interval": [round(low, 6), round(high, 6)], "seeds": [1, 2, 6]}

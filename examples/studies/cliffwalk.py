@@ -15,25 +15,19 @@ error of the values is below 10^-3, with three ways to choose the transition:
 - proportional: `jr.Prioritized(alpha=0.6, beta=0)`. Nothing here is stochastic, so there is no bias for weights to
   correct. All transitions start with the largest priority, so nearly all are replayed at least once. In large buffers
   this pass is most of the updates.
-- oracle: knows the true values, and chooses the transition whose update leaves the smallest error. With linear features
-  sometimes no transition lowers the error; then it chooses the one with the largest TD error.
+- oracle: knows the true values, and chooses the transition whose update leaves the smallest error.
 
-With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1.03] for uniform draws, 0.79 [0.79,
-0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle.
+The updates grow with the buffer's size to the power 1.02 [1.01, 1.03] for uniform draws, 0.79 [0.79, 0.80] for
+proportional ones and 0.33 [0.33, 0.34] for the oracle.
 """
 
-import itertools
-from collections import defaultdict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, legend_below, report
-from flax import struct
-from matplotlib.figure import Figure
+from experiment import Parser, plot, report
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -44,23 +38,18 @@ STEP_SIZE = 0.25
 THRESHOLD = 1e-3  # on the mean squared error
 SAMPLERS = {"uniform": jr.Uniform(), "proportional": jr.Prioritized(alpha=0.6, beta=0.0), "oracle": None}
 BATCH = {"uniform": 64, "proportional": 1}  # transitions of one draw, replayed one by one: uniform draws do not change
-COLORS = {"uniform": "black", "proportional": "tab:blue", "oracle": "tab:cyan"}
-FEATURES = {"tabular": 0.0, "linear": 1.0}  # value of the feature that all states share
 
 
 # A step to state + 1, or to the end if discount is 0; leaves [B].
 Transition = namedtuple("Transition", "state action reward discount")
 
 
-@struct.dataclass
-class Walk:
-    """A Blind Cliffwalk, with array shapes that do not depend on its number of states."""
-
-    replay: Transition  # [CAPACITY]
-    stored: Any  # bool [CAPACITY], the rows of `replay` that exist
-    distinct: Transition  # [2 * MAX_STATES], each one once
-    exists: Any  # bool [MAX_STATES]
-    values: Any  # [2, MAX_STATES], the true ones
+# A Blind Cliffwalk, with array shapes that do not depend on its number of states.
+# - replay: `Transition` [CAPACITY], and stored: bool [CAPACITY], the rows of it that exist
+# - distinct: `Transition` [2 * MAX_STATES], each one once
+# - exists: bool [MAX_STATES]
+# - values: float32 [2, MAX_STATES], the true ones
+Walk = namedtuple("Walk", "replay stored distinct exists values")
 
 
 def make_walk(n: int) -> Walk:
@@ -89,38 +78,32 @@ def make_walk(n: int) -> Walk:
     )
 
 
-def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
+def make_solver(name: str) -> Callable[[jax.Array, Walk], jax.Array]:
     """A jitted function that counts the updates needed with one of `SAMPLERS`.
 
-    It takes keys [seeds], a walk and a value of `FEATURES`, and returns int32 [seeds].
+    It takes keys [seeds] and a walk, and returns int32 [seeds].
     """
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=SAMPLERS[name] or jr.Uniform())
 
-    def solve(keys: jax.Array, walk: Walk, bias: float) -> jax.Array:
+    def solve(keys: jax.Array, walk: Walk) -> jax.Array:
         replay = buffer.add(buffer.init(walk.replay), walk.replay, mask=walk.stored)
         last_state = walk.exists.sum() - 1
 
-        def q(theta: jax.Array) -> jax.Array:
-            """Values [2, MAX_STATES] for theta [2, MAX_STATES + 1]; its last column weighs the shared feature."""
-            return theta[:, :-1] + bias * theta[:, -1:]
+        def error(q: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(walk.exists, (q - walk.values) ** 2, 0)) / (2 * (last_state + 1))
 
-        def error(theta: jax.Array) -> jax.Array:
-            return jnp.sum(jnp.where(walk.exists, (q(theta) - walk.values) ** 2, 0)) / (2 * (last_state + 1))
-
-        def learn(theta: jax.Array, step: Transition) -> tuple[jax.Array, jax.Array]:
-            """Theta after one update from one transition, and its TD error."""
-            next_value = q(theta)[:, jnp.minimum(step.state + 1, last_state)].max()
-            td_error = step.reward + step.discount * next_value - q(theta)[step.action, step.state]
-            change = STEP_SIZE * td_error
-            theta = theta.at[step.action, step.state].add(change)
-            return theta.at[step.action, -1].add(bias * change), td_error
+        def learn(q: jax.Array, step: Transition) -> tuple[jax.Array, jax.Array]:
+            """Values [2, MAX_STATES] after one update from one transition, and its TD error."""
+            next_value = q[:, jnp.minimum(step.state + 1, last_state)].max()
+            td_error = step.reward + step.discount * next_value - q[step.action, step.state]
+            return q.at[step.action, step.state].add(STEP_SIZE * td_error), td_error
 
         def replay_one(carry: tuple, step: Transition) -> tuple[tuple, jax.Array]:
-            theta, updates, solved = carry
-            theta, td_error = learn(theta, step)
+            q, updates, solved = carry
+            q, td_error = learn(q, step)
             updates += 1
-            solved = jnp.where((solved == 0) & (error(theta) < THRESHOLD), updates, solved)
-            return (theta, updates, solved), td_error
+            solved = jnp.where((solved == 0) & (error(q) < THRESHOLD), updates, solved)
+            return (q, updates, solved), td_error
 
         def replay_batch(carry: tuple) -> tuple:
             learner, replay, key = carry
@@ -131,19 +114,15 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
 
         def replay_best(carry: tuple) -> tuple:
             learner, replay, key = carry
-            theta = learner[0]
-            after, td_errors = jax.vmap(learn, in_axes=(None, 0))(theta, walk.distinct)
-            exists = walk.exists[walk.distinct.state]
-            errors = jnp.where(exists, jax.vmap(error)(after), jnp.inf)
-            lowers = jnp.min(errors) < error(theta) * (1 - 1e-6)  # 1e-6: more than rounding
-            best = jnp.where(lowers, jnp.argmin(errors), jnp.argmax(jnp.where(exists, jnp.abs(td_errors), -1)))
+            after, _ = jax.vmap(learn, in_axes=(None, 0))(learner[0], walk.distinct)
+            best = jnp.argmin(jnp.where(walk.exists[walk.distinct.state], jax.vmap(error)(after), jnp.inf))
             learner, _ = replay_one(learner, jax.tree.map(lambda x: x[best], walk.distinct))
             return learner, replay, key
 
         def init(key: jax.Array) -> tuple:
-            theta_key, key = jax.random.split(key)
-            theta = 0.1 * jax.random.normal(theta_key, (2, MAX_STATES + 1))
-            return (theta, jnp.int32(0), jnp.int32(0)), replay, key
+            q_key, key = jax.random.split(key)
+            q = 0.1 * jax.random.normal(q_key, (2, MAX_STATES + 1))[:, :-1]  # drawn as in the recorded runs
+            return (q, jnp.int32(0), jnp.int32(0)), replay, key
 
         def unsolved(carry: tuple) -> jax.Array:
             (_, _, solved), *_ = carry
@@ -156,47 +135,29 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
     return jax.jit(solve)
 
 
-def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.ndarray:
-    """Slopes of log median updates over log size [1 + draws]: of `updates` [sizes, seeds], then of resampled seeds."""
-    chosen = np.random.default_rng(0).integers(updates.shape[1], size=(draws, *updates.shape))
+def slopes(updates: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Slopes of log median updates over log size [1 + 2,000]: of `updates` [sizes, seeds], then of resampled seeds."""
+    chosen = np.random.default_rng(0).integers(updates.shape[1], size=(2_000, *updates.shape))
     resampled = np.take_along_axis(updates[None], chosen, axis=2)
     medians = np.median(np.concatenate([updates[None], resampled]), axis=2)
     return np.polyfit(np.log(sizes), np.log(medians).T, 1)[0]
-
-
-def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarray) -> None:
-    """Plot medians as lines, and the smallest and largest as faint lines, as in figure 7 of the paper."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    for axes, (title, of_samplers) in zip(figure.subplots(1, 2, sharey=True), results.items(), strict=True):
-        for name, updates in of_samplers.items():
-            label = f"{name}, slope {slopes(updates, sizes, 1)[0]:.2f}"
-            axes.plot(sizes, np.median(updates, axis=1), color=COLORS[name], linewidth=2.2, label=label)
-            ends = np.percentile(updates, [0, 100], axis=1).T
-            axes.plot(sizes, ends, color=COLORS[name], alpha=0.35, linewidth=0.8)
-        axes.set(title=f"Blind Cliffwalk, {title}", xscale="log", yscale="log", xlabel="transitions in the buffer")
-        legend_below(axes)
-    figure.axes[0].set_ylabel("updates until the values are learned")
-    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
     args = Parser("Updates that Q-learning needs on the Blind Cliffwalk.", seeds=20).parse()
     states = range(2, (6 if args.short else MAX_STATES) + 1)
     sizes = 2 ** (np.array(states) + 1) - 2
-    solvers, found = {name: make_solver(name) for name in SAMPLERS}, defaultdict(lambda: defaultdict(list))
-    for feature, name, n in tqdm([*itertools.product(FEATURES, SAMPLERS, states)], unit=" runs"):
-        found[feature][name].append(np.asarray(solvers[name](args.keys, make_walk(n), FEATURES[feature])))
-    results = {feature: {name: np.stack(x) for name, x in of.items()} for feature, of in found.items()}
+    curves, figures = {}, {}
+    for name in tqdm(SAMPLERS, unit=" solvers"):
+        solve = make_solver(name)
+        updates = np.stack([solve(args.keys, make_walk(n)) for n in states])
+        curves[name], fit = updates.T, slopes(updates, sizes)
+        figures[name] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
+        figures[f"{name}, updates in the largest"] = np.median(updates[-1])
     path = args.out / "cliffwalk.png"
-    plot(path, results, sizes)
-    figures = {}
-    for feature, of_samplers in results.items():
-        for name, updates in of_samplers.items():
-            fit = slopes(updates, sizes)
-            figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
-            figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
-    title = f"slope of log median updates over log transitions, {args.seeds} seeds"
-    report(path, title, figures, seeds=args.seeds)
+    x, y = ("transitions in the buffer", sizes), "updates until the values are learned"
+    plot(path, "Blind Cliffwalk", {"": curves}, x, y, xscale="log", yscale="log")
+    report(path, f"slope of log median updates over log transitions, {args.seeds} seeds", figures, seeds=args.seeds)
 
 
 if __name__ == "__main__":

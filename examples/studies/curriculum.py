@@ -18,13 +18,11 @@ every 100 updates: 0.948 [0.946, 0.950].
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, legend_below, report
-from matplotlib.figure import Figure
+from experiment import Parser, plot, report
 
 import jaxreplay as jr
 
@@ -33,7 +31,6 @@ DIFFICULTY = np.concatenate([np.linspace(-4, 12, count) for count in TASKS_PER_E
 ENV = np.repeat([0, 1], TASKS_PER_ENV)
 GROUPS, ROLLOUTS, RATE = 16, 8, 0.05
 INTERVAL = 100  # updates between two recyclings
-POOLS = {"hard": "#c44e52", "normal": "#8172b2", "easy": "#55a868"}  # colours in the plot, from the bottom
 
 
 # Difficulty pools; without thresholds all tasks stay in normal.
@@ -49,15 +46,11 @@ CURRICULA = {  # how tasks are drawn, and the fraction of the hard pool moved ba
 }
 
 
-def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key: jax.Array) -> dict[str, jax.Array]:
-    """Train one seed for `steps` updates, a multiple of `INTERVAL`. Returns numbers after each update, [steps, ...].
-
-    The skill is the mean over the environments, and "solved" the probability of solving a task, over all tasks. The
-    shares are those of the tasks in each of `POOLS`, 0 without pools. "kept" is the share of groups that were kept.
-    """
+def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key: jax.Array) -> jax.Array:
+    """The probability of solving a task, over all tasks, after each `INTERVAL` of one seed [steps // INTERVAL]."""
     difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
 
-    def update(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
+    def update(carry: tuple, _: None) -> tuple[tuple, None]:
         state, skill, key = carry
         key, draw_key, solve_key = jax.random.split(key, 3)
         drawn, _ = tasks.sample(state, draw_key, GROUPS)
@@ -65,63 +58,29 @@ def train(tasks: jr.DifficultyPools | jr.Tasks, recycled: float, steps: int, key
         rewards = jax.random.bernoulli(solve_key, chance[:, None], (GROUPS, ROLLOUTS)).astype(jnp.float32)
         state, kept = tasks.update(state, drawn, rewards)
         gain = RATE * jnp.where(kept, 4 * jnp.var(rewards, axis=1), 0.0) / GROUPS
-        skill = skill.at[env[drawn]].add(gain)
-        solved, metrics = jax.nn.sigmoid(skill[env] - difficulty).mean(), tasks.metrics(state)
-        shares = jnp.stack([metrics.get(f"pool/{name}", jnp.float32(0)) for name in POOLS])
-        return (state, skill, key), {"skill": skill.mean(), "solved": solved, "shares": shares, "kept": kept.mean()}
+        return (state, skill.at[env[drawn]].add(gain), key), None
 
-    def interval(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
-        (state, skill, key), log = jax.lax.scan(update, carry, length=INTERVAL)
+    def interval(carry: tuple, _: None) -> tuple[tuple, jax.Array]:
+        (state, skill, key), _ = jax.lax.scan(update, carry, length=INTERVAL)
         if isinstance(tasks, jr.DifficultyPools):
             key, recycle_key = jax.random.split(key)
             state = tasks.recycle(state, recycle_key, hard_fraction=recycled)
-        return (state, skill, key), log
+        return (state, skill, key), jax.nn.sigmoid(skill[env] - difficulty).mean()
 
     carry = tasks.init(), jnp.zeros(len(TASKS_PER_ENV)), key
-    _, log = jax.lax.scan(interval, carry, length=steps // INTERVAL)
-    return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
-
-
-def figures_of(logs: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Figures [seeds] by curriculum; "groups kept" is the share of those with differing rewards."""
-    figures = {}
-    for name, log in logs.items():
-        figures[f"{name}, tasks solved at the end"] = log["solved"][:, -1]
-        figures[f"{name}, skill at the end"] = log["skill"][:, -1]
-        half = log["solved"] >= 0.5
-        figures[f"{name}, updates to half of the tasks"] = np.where(half.any(1), half.argmax(axis=1) + 1, np.nan)
-        figures[f"{name}, groups kept"] = log["kept"].mean(axis=1)
-    return figures
-
-
-def plot(path: Path, logs: dict[str, dict[str, np.ndarray]], steps: int) -> None:
-    """Plot pool shares and skills."""
-    updates = np.arange(1, steps + 1)
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    axes = figure.subplots(1, 3)
-    for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
-        panel.stackplot(updates, logs[name]["shares"].mean(axis=0).T, labels=POOLS, colors=POOLS.values())
-        panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
-    legend_below(axes[0], ncols=3)
-    for number, (name, log) in enumerate(logs.items()):
-        axes[2].plot(updates, log["skill"].T, color=f"C{number}", alpha=0.2, linewidth=0.6)
-        axes[2].plot(updates, log["skill"].mean(axis=0), color=f"C{number}", linewidth=2.5, label=name)
-    title = f"skill, {len(log['skill'])} seeds and their mean"
-    axes[2].set(title=title, xlabel="updates", ylabel="skill", xlim=(0, steps))
-    legend_below(axes[2])
-    figure.savefig(path, dpi=150)
+    return jax.lax.scan(interval, carry, length=steps // INTERVAL)[1]
 
 
 def main() -> None:
     args = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.", seeds=16).parse()
-    steps, logs = 200 if args.short else 1_500, {}
+    steps, solved = 200 if args.short else 1_500, {}
     for name, (tasks, recycled) in CURRICULA.items():
         run = jax.jit(jax.vmap(functools.partial(train, tasks, recycled, steps)))
-        logs[name] = jax.tree.map(np.asarray, run(args.keys))
-    path = args.out / "curriculum.png"
-    plot(path, logs, steps)
-    title = f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
-    report(path, title, figures_of(logs), 3)
+        solved[name] = np.asarray(run(args.keys))
+    path, updates = args.out / "curriculum.png", np.arange(INTERVAL, steps + 1, INTERVAL)
+    plot(path, f"{len(ENV)} tasks", {"": solved}, ("updates", updates), "share of the tasks that are solved")
+    title = f"tasks solved after {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
+    report(path, title, {name: x[:, -1] for name, x in solved.items()}, 3)
 
 
 if __name__ == "__main__":

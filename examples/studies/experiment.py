@@ -7,6 +7,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import sys
@@ -83,8 +84,19 @@ def text_of(figure: Any, digits: int) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
-def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
-    """Write a study's result file beside its plot `path`: its figures, command, seconds, date and versions.
+def about(*packages: str) -> dict[str, Any]:
+    """The head of a result file: the command, the date, the device, and versions."""
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxreplay": jr.__version__}
+    return {
+        "command": command(),
+        "date": datetime.date.today().isoformat(),
+        "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
+        "versions": {**versions, **{package: importlib.metadata.version(package) for package in packages}},
+    }
+
+
+def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2, *, seeds: int | None = None) -> None:
+    """Print a study's figures, and write them into its result file beside its plot `path`.
 
     A figure is an array [seeds], written with its mean and the interval of the mean; or a tuple of a value and the ends
     of its interval; or a number. `seeds` is needed only if no figure is an array.
@@ -93,108 +105,50 @@ def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> 
     def numbers(values: Any) -> list[float | None]:
         return [None if np.isnan(x) else float(f"{x:.7g}") for x in values]
 
+    print(f"{title}\nmean over seeds [95% bootstrap interval]")
     rows = {}
     for name, figure in figures.items():
+        print(f"{text_of(figure, digits):>28}  {name}")
         value, *ends = numbers(summary(figure))
         rows[name] = {"value": value, **({"interval": ends} if ends else {})}
         if isinstance(figure, np.ndarray):
             seeds, rows[name]["seeds"] = len(figure), numbers(figure)
-    versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxreplay": jr.__version__}
-    if "gymnax" in sys.modules:
-        versions["gymnax"] = importlib.metadata.version("gymnax")
     seconds = round(time.perf_counter() - START)  # compiling included
-    head = {
-        "command": command(),
-        "seeds": seeds,
-        "date": datetime.date.today().isoformat(),
-        "seconds": seconds,
-        "cpu_seconds": round(time.process_time()),  # of all threads: other programs hardly change it
-        "device": jax.devices()[0].device_kind,
-        "versions": versions,
-    }
+    cpu_seconds = round(time.process_time())  # of all threads: other programs hardly change it
+    head = {**about(*{"gymnax"} & sys.modules.keys()), "seeds": seeds, "seconds": seconds, "cpu_seconds": cpu_seconds}
     lines, found = ([f"{json.dumps(name)}: {json.dumps(x)}" for name, x in of.items()] for of in (head, rows))
     path = path.with_suffix(".json")
     path.write_text("{\n " + ",\n ".join(lines) + ',\n "figures": {\n  ' + ",\n  ".join(found) + "\n }\n}\n")
     print(f"{seconds} s with compiling; wrote {path}")
 
 
-def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2, *, seeds: int | None = None) -> None:
-    """Print the figures, and `record` them."""
-    print(f"{title}\nmean over seeds [95% bootstrap interval]")
-    for name, figure in figures.items():
-        print(f"{text_of(figure, digits):>28}  {name}")
-    record(path, figures, seeds=seeds)
-
-
-def heat_maps(
+def plot(
     path: Path,
     title: str,
-    rows: list[dict[str, np.ndarray]],
+    panels: dict[str, dict[str, np.ndarray]],
     x: tuple[str, Sequence[Any]],
-    y: tuple[str, Sequence[Any]],
-    digits: int,
-    one_scale: bool = False,
+    y: str,
+    columns: int = 1,
+    **settings: Any,
 ) -> None:
-    """Plot mean returns, and their intervals, over two settings: panels [len(y), len(x), seeds] by their titles.
+    """Plot curves [seeds, points] over `x`, a name and values: means in bands of their 95% bootstrap intervals.
 
-    A setting has a name and values. Each row of panels has its own colors, or all have the same.
+    Each panel has a title, and curves by name. `settings` are those of its axes.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 7.4), layout="constrained")
-    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False, sharex=True, sharey=True)
-    for of_row, row in zip(panels, rows, strict=True):
-        means = np.stack([x.mean(axis=-1) for which in (rows if one_scale else [row]) for x in which.values()])
-        for axes, (name, values) in zip(of_row, row.items(), strict=True):
-            mean = values.mean(axis=-1)
-            image = axes.imshow(mean, vmin=means.min(), vmax=means.max(), origin="lower", aspect="auto")
-            for i, j in np.ndindex(mean.shape):
-                text = text_of(values[i, j], digits).replace(" [", "\n[")
-                color = "white" if mean[i, j] < (means.min() + means.max()) / 2 else "black"
-                axes.text(j, i, text, ha="center", va="center", fontsize=8.5, color=color)
-            axes.set_title(name, fontsize=10)
-            axes.set_xticks(range(len(x[1])), x[1])
-            axes.set_yticks(range(len(y[1])), y[1])
-        figure.colorbar(image, ax=of_row, label="mean return of the second half", shrink=0.8)
-    figure.suptitle(title, fontsize=11)
-    figure.supxlabel(x[0])
-    figure.supylabel(y[0])
-    figure.savefig(path, dpi=130)
-
-
-def legend_below(axes: Any, ncols: int = 2) -> None:
-    """Add a legend below the axis label, where it covers no curve. The figure needs constrained layout."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=ncols, frameon=False)
-
-
-def plot_mean(axes: Any, x: np.ndarray, curves: np.ndarray, color: Any, label: str, *, line: str = "-") -> None:
-    """Draw the mean of `curves` [seeds, points], in a band of its 95% bootstrap intervals."""
-    low, high = np.transpose([interval(point) for point in curves.T])
-    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.plot(x, curves.mean(axis=0), line, color=color, linewidth=2, label=label)
-
-
-def plot(
-    path: Path, title: str, x: tuple[str, np.ndarray], y: str, curves: dict[str, np.ndarray], goal: float | None = None
-) -> None:
-    """Plot learning curves [seeds, points] of each agent over `x`, a name and values, and a dashed line at the goal.
-
-    Each seed is a faint line. From 17 seeds on, a band of the mean's 95% intervals takes their place.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, seeds) in enumerate(curves.items()):
-        color, label = f"C{number}", f"{name}: mean of {len(seeds)} seeds"
-        if len(seeds) > 16:
-            plot_mean(axes, x[1], seeds, color, label)
-        else:
-            axes.plot(x[1], seeds.T, color=color, alpha=0.35, linewidth=0.8)
-            axes.plot(x[1], seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
-    if goal is not None:
-        axes.axhline(goal, color="gray", linestyle="--", linewidth=1, label=f"return {goal}")
-    axes.set(title=title, xlabel=x[0], ylabel=y, xlim=(0, x[1][-1]))
-    axes.xaxis.set_major_formatter("{x:,g}")
-    legend_below(axes)
+    rows = len(panels) // columns
+    figure = Figure(figsize=(3.4 + 2.6 * columns, 1.5 + 2.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="row")
+    for axes, (name, curves) in zip(grid.flat, panels.items(), strict=True):
+        for label, seeds in curves.items():
+            low, high = np.transpose([interval(point) for point in seeds.T])
+            axes.fill_between(x[1], low, high, alpha=0.15, linewidth=0)
+            axes.plot(x[1], seeds.mean(axis=0), linewidth=2, label=label)
+        axes.set(title=name, **settings)
+    figure.suptitle(title)
+    for axes in grid[-1]:
+        axes.set_xlabel(x[0])
+    figure.supylabel(y)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)

@@ -23,7 +23,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, heat_maps, report
+from experiment import Parser, plot, report
 from sweep import Config, Setting, sweep
 
 import jaxreplay as jr
@@ -56,18 +56,14 @@ def main() -> None:
     tasks, ratios, steps = (["CartPole"], UPDATES[:1], 2_000) if args.short else (TASKS, UPDATES, 50_000)
     capacities = (*(x for x in CAPACITIES if x < steps), steps)
     names = [*(f"{x:,}" for x in capacities[:-1]), "all"]
-    panels, figures = [], {}
-    for task in tasks:
-        cases = {
-            f"{task}, {updates} per {NUM_ENVS} steps": run(task, updates, capacities, args.keys) for updates in ratios
-        }
-        panels.append(cases)
-        for (case, x), (i, n), (j, name) in itertools.product(cases.items(), enumerate(N), enumerate(names)):
+    panels, figures = {}, {}
+    for task, updates in itertools.product(tasks, ratios):
+        case, x = f"{task}, {updates} per {NUM_ENVS} steps", run(task, updates, capacities, args.keys)
+        panels[case] = {f"n = {n}": x[i].T for i, n in enumerate(N)}
+        for (i, n), (j, name) in itertools.product(enumerate(N), enumerate(names)):
             figures[f"{case}, n = {n}, capacity {name}"] = x[i, j]
-    path = args.out / "how_large.png"
-    title = f"DQN, {steps:,} steps: mean of {args.seeds} seeds, [95% bootstrap interval]"
-    heat_maps(path, title, panels, x=("capacity", names), y=("n", N), digits=0)
-    title = f"return of the episodes of the second half, {steps:,} environment steps, {args.seeds} seeds"
+    path, title = args.out / "how_large.png", f"DQN: return of the second half of {steps:,} steps, {args.seeds} seeds"
+    plot(path, title, panels, ("capacity", names), "return", columns=len(ratios))
     report(path, title, figures, 1)
 
 

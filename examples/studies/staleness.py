@@ -22,14 +22,11 @@ Replay pays here for small steps only: with step size 0.01, eight uses reach 0.6
 batches of 32 groups, and with budgets of 100 to 800, gave the same picture.
 """
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, legend_below, plot_mean, report
-from matplotlib.figure import Figure
+from experiment import Parser, plot, report
 
 import jaxreplay as jr
 
@@ -119,24 +116,6 @@ def figures_of(log: np.ndarray, budget: int) -> dict[str, np.ndarray]:
     return figures
 
 
-def plot(path: Path, log: np.ndarray, budget: int) -> None:
-    """Plot the reward against reuse for each cost, with three step sizes."""
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    for panel, column in zip(axes, (0, 1, len(RATES)), strict=True):
-        for cost, color in zip(COSTS, ("tab:gray", "tab:green", "tab:blue", "tab:red"), strict=True):
-            rewards = rewards_at(log, budget, cost)[:, column]
-            plot_mean(panel, REUSES, rewards.T, color, f"generation costs {cost}", line="o-")
-            best = rewards.mean(axis=1).argmax()
-            panel.plot(REUSES[best], rewards[best].mean(), "o", color=color, markersize=13, fillstyle="none")
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(REUSES, [str(k) for k in REUSES])
-        panel.set(title=SETTINGS[column], xlabel="uses of each group, k", ylim=(0, 1))
-        legend_below(panel)
-    axes[0].set_ylabel(f"reward after {budget} units of compute")
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     args = Parser("Reuse of rollouts against the cost of generation.", seeds=16).parse()
     budget = 60 if args.short else 500  # units of compute; a unit is one update
@@ -144,7 +123,9 @@ def main() -> None:
     run = jax.vmap(jax.vmap(run, in_axes=(None, 0, None)), in_axes=(0, None, None))
     log = np.asarray(jax.jit(run)(jnp.array(REUSES), jnp.array(RATES), args.keys))
     path = args.out / "staleness.png"
-    plot(path, log, budget)
+    rewards = {f"generation costs {cost}": rewards_at(log, budget, cost).T for cost in COSTS}  # [seeds, rates, reuses]
+    panels = {name: {label: x[:, i] for label, x in rewards.items()} for i, name in enumerate(SETTINGS) if i in (0, 4)}
+    plot(path, "", panels, ("uses of each group", [*map(str, REUSES)]), f"reward after {budget} units of compute")
     title = f"expected reward after {budget} units of compute; generation costs 4; by uses of a group, and step size"
     report(path, title, figures_of(log, budget), 3)
 

@@ -23,6 +23,7 @@ The best setting, chosen on the same seeds, reaches 0.92 [0.91, 0.93] of 1.
 import dataclasses
 import itertools
 import time
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, heat_maps, record, text_of
+from experiment import Parser, plot, report
 from flax import struct
 
 import jaxreplay as jr
@@ -57,15 +58,9 @@ class Config:
     max_updates: int = UPDATES[-1]
 
 
-@struct.dataclass
-class Setting:
-    """The values that are swept: numbers, or arrays with an axis for `jax.vmap`."""
-
-    alpha: Any  # None: the buffer has none, or one of its own
-    n: Any
-    learning_rate: Any
-    updates: Any
-    max_age: Any = None  # draw only the newest sequences of each environment; None: all
+# The values that are swept: numbers, or arrays with an axis for `jax.vmap`. Without alpha the buffer has none, or its
+# own. A `max_age` restricts draws to the newest sequences of each environment.
+Setting = namedtuple("Setting", "alpha n learning_rate updates max_age", defaults=(None,))
 
 
 @struct.dataclass
@@ -153,9 +148,8 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
         target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
         # The handle -1 names nothing. The storage itself is never selected, which would copy it.
         replay = buffer.update(state.buffer, jnp.where(masked, -1, sample.indices), td_errors)
-        new = state.replace(params=params, target_params=target_params, opt=opt, buffer=None)
-        old = state.replace(buffer=None)
-        return jax.tree.map(lambda x, y: jnp.where(masked, x, y), old, new).replace(buffer=replay)
+        old, new = (state.params, state.target_params, state.opt), (params, target_params, opt)
+        return State(state.env, state.obs, replay, *jax.tree.map(lambda x, y: jnp.where(masked, x, y), old, new))
 
     explore = optax.linear_schedule(1.0, EPSILON, int(EXPLORATION * config.steps))
 
@@ -195,23 +189,16 @@ def main() -> None:
     args = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.", seeds=6).parse()
     config = Config(steps=40 if args.short else 1_000)
     returns, times = sweep(config, args.keys, Setting(*map(jnp.array, zip(*SETTINGS, strict=True))))
-    print(f"{len(returns)} settings, {args.seeds} seeds each, {config.steps:,} steps of {config.num_envs} environments")
+    print(f"one program: {times}")
     names = ["alpha {:g}, n {}, learning_rate {:g}, updates {}".format(*setting) for setting in SETTINGS]
-    best = np.argsort(-returns.mean(axis=1))[:5]
-    for k in best:
-        print(f"{text_of(returns[k], 3)}  {names[k]}")
-    print(
-        f"return: mean over the episodes of the second half; [95% bootstrap interval over seeds]\none program: {times}"
-    )
-    grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
-    panels = [
-        {f"learning rate {rate:g}, updates per step: {k}": grid[:, :, i, j] for j, k in enumerate(UPDATES)}
-        for i, rate in enumerate(LEARNING_RATE)
-    ]
-    path = args.out / "sweep.png"
-    title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
-    heat_maps(path, title, panels, x=("n", N), y=("alpha", ALPHA), digits=2, one_scale=True)
-    record(path, {"best of 64": returns[best[0]], **dict(zip(names, returns, strict=True))})
+    best = returns[np.argmax(returns.mean(axis=1))]
+    grid, panels = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1), {}
+    for (i, rate), (j, k) in itertools.product(enumerate(LEARNING_RATE), enumerate(UPDATES)):
+        of_alpha = zip(ALPHA, grid[:, :, i, j].swapaxes(1, 2), strict=True)  # [seeds, n] each
+        panels[f"learning rate {rate:g}, updates: {k}"] = {f"alpha {alpha:g}": x for alpha, x in of_alpha}
+    path, title = args.out / "sweep.png", f"DQN on Catch: return of the second half, {args.seeds} seeds"
+    plot(path, title, panels, ("n", [*map(str, N)]), "return", columns=len(UPDATES))
+    report(path, title, {"best of 64": best, **dict(zip(names, returns, strict=True))}, 3)
 
 
 if __name__ == "__main__":

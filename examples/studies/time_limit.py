@@ -38,7 +38,10 @@ ENVIRONMENTS = {"one observation": False, "costly first step": True}
 
 @partial(jax.jit, static_argnums=(0, 1))
 def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: jax.Array) -> jax.Array:
-    """Values [2] of an ordinary step and of a first step, learned from n-step returns in one of `WAYS`."""
+    """Values [2] of an ordinary step and of a first step, learned from n-step returns in one of `WAYS`.
+
+    They are means over the second half of the updates.
+    """
     tracer = jr.NStep(n=n, gamma=GAMMA, num_envs=NUM_ENVS)
     buffer = jr.ReplayBuffer(capacity=CAPACITY)
 
@@ -53,8 +56,8 @@ def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: j
         action = jnp.zeros(NUM_ENVS, jnp.int32)
         return first.astype(jnp.int32), action, reward, terminated, truncated, s_next
 
-    def update(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
-        tracing, replay, values, mean_values, key = carry
+    def update(carry: tuple, t: jax.Array) -> tuple[tuple, jax.Array]:
+        tracing, replay, values, key = carry
         key, sample_key = jax.random.split(key)
         tracing, batch, _ = tracer.add(tracing, *env_step(t))
         batch = batch.replace(In=jnp.where((way == ONE_GAMMA) & (batch.In > 0), GAMMA, batch.In))
@@ -65,13 +68,12 @@ def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: j
         total = jnp.zeros(2).at[batch.S].add(weights * td_errors)
         count = jnp.zeros(2).at[batch.S].add(weights)
         values = values + 0.5 * total / jnp.maximum(count, 1)
-        share = 1 / jnp.maximum(t - updates // 2, 1)  # so that the mean is over the second half of the updates
-        return (tracing, replay, values, mean_values + share * (values - mean_values), key), None
+        return (tracing, replay, values, key), values
 
     step = jax.eval_shape(env_step, jnp.int32(0))
-    carry = tracer.init(*step), buffer.init(tracer.spec(*step)), jnp.zeros(2), jnp.zeros(2), key
-    (_, _, _, mean_values, _), _ = jax.lax.scan(update, carry, jnp.arange(updates))
-    return mean_values
+    carry = tracer.init(*step), buffer.init(tracer.spec(*step)), jnp.zeros(2), key
+    _, values = jax.lax.scan(update, carry, jnp.arange(updates))
+    return values[updates // 2 + 1 :].mean(axis=0)
 
 
 def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:

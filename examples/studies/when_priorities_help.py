@@ -15,9 +15,8 @@ chain. The tasks here are small too, and their sizes are our own choice:
 - maze: Q-learning in the maze of Sutton and Barto 2018 (Example 8.1), 47 states and four actions.
 
 The only reward is 1 at the end. Batches have 8 transitions, and follow every step of the environment (8 transitions are
-replayed for each new one) or every eighth (1 for each). Tasks, settings of a sampler, step sizes and seeds are lanes of
-one `jax.vmap`. Every sampler is reported with the step size that is best for it. LAP has a floor of 0.1, because no TD
-error is above 1.
+replayed for each new one) or every eighth (1 for each). Tasks, step sizes and seeds are lanes of one `jax.vmap`. Every
+sampler is reported with the step size that is best for it.
 
 PER has alpha 0.6 and beta 0.4. With "first TD errors" a new transition has its own TD error as priority, instead of the
 largest. "Recomputed" updates all stored priorities every 80 steps, with `epoch` and `update`. In the chains the error
@@ -32,14 +31,11 @@ is that of the values; in the maze it is the return that the greedy policy misse
 - Spikes: in tables the error rises by at most 0.05 on average once it was below 0.5. The network forgets ways through
   the maze, with uniform draws too. That priorities cause larger spikes did not come out here; the target network moves
   by 5% per update, and this may be why.
-- LAP is close to uniform draws with 8 for each, and slower with 1 for each in the chains, where its loss is linear
-  above the floor.
 """
 
 import itertools
-from collections import defaultdict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -47,9 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, plot_mean, record
-from flax import struct
-from matplotlib.figure import Figure
+from experiment import Parser, plot, report
 
 import jaxreplay as jr
 
@@ -62,37 +56,24 @@ MAZE = ["       #G", "  #    # ", "S #    # ", "  #      ", "     #   ", "      
 STEP_SIZES = {"table": (0.5, 1.0), "network": (1.5e-3, 5e-3)}
 
 
-@struct.dataclass
-class Task:
-    """States up to the number of the task's own, then unused ones; STATES stands for the end."""
-
-    after: Any  # int32 [2, STATES, ACTIONS], the state after an action: usually, and after a slip
-    slip: Any  # float32 [], probability of a slip
-    allowed: Any  # bool [ACTIONS]; one action: the task is to learn the values
-    start: Any  # int32 []
-    gamma: Any  # float32 []
-    features: Any  # float32 [STATES, 15], what the network sees
-    values: Any  # float32 [STATES], of the best actions; 0 for unused states
-
-
+# A task, with states up to the number of its own, then unused ones; STATES stands for the end.
+# - after: int32 [2, STATES, ACTIONS], the state after an action: usually, and after a slip
+# - slip: float32 [], the probability of a slip
+# - allowed: bool [ACTIONS]; with one action the task is to learn the values
+# - features: float32 [STATES, 15], what the network sees
+# - values: float32 [STATES], of the best actions; 0 for unused states
+Task = namedtuple("Task", "after slip allowed start gamma features values")
 Agent = namedtuple("Agent", "params target_params opt")  # for a table, the target parameters are the same
-# Traced: numbers, or arrays with an axis for `jax.vmap`. The floor is the smallest priority, and above it the loss is
-# linear.
-Setting = namedtuple("Setting", "alpha beta floor step_size", defaults=(0.6, 0.4, 0.0, 0.0))
-# A sampler and its settings. With `recompute` all priorities are computed anew every INTERVAL steps; with `first` a new
-# transition gets the priority of its TD error, not the largest one.
-Kind = namedtuple("Kind", "sampler settings recompute first", defaults=(False, False))
-PER = jr.Prioritized(stratified=True)
-BETAS = {"PER, beta 0": Setting(beta=0.0), "PER": Setting(), "PER, beta 1": Setting(beta=1.0)}
-KINDS = [
-    Kind(jr.Uniform(), {"uniform": Setting()}),
-    Kind(PER, {**BETAS, "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1)}),
-    Kind(jr.Prioritized(stratified="systematic"), {"PER, systematic": Setting()}),
-    Kind(PER, {"PER, first TD errors": Setting()}, first=True),
-    Kind(PER, {"PER, recomputed": Setting()}, recompute=True),
-]
-COLORS = {"uniform": "black", "PER": "tab:blue", "PER, beta 1": "tab:cyan", "LAP": "tab:green"}
-COLORS |= {"PER, first TD errors": "tab:red", "PER, recomputed": "tab:purple"}
+# With `recompute` all priorities are computed anew every INTERVAL steps. With `first` a new transition gets the
+# priority of its TD error, not the largest one.
+Kind = namedtuple("Kind", "sampler recompute first", defaults=(False, False))
+PER = jr.Prioritized(alpha=0.6, beta=0.4, stratified=True)
+KINDS = {
+    "uniform": Kind(jr.Uniform()),
+    "PER": Kind(PER),
+    "PER, first TD errors": Kind(PER, first=True),
+    "PER, recomputed": Kind(PER, recompute=True),
+}
 
 
 def make_task(
@@ -136,26 +117,23 @@ def error(task: Task, q: jax.Array) -> jax.Array:
     """
     root = jnp.sqrt(jnp.mean((q[:, 0] - task.values) ** 2) / jnp.mean(task.values**2))
     moves = task.after[0][jnp.arange(STATES), jnp.argmax(jnp.where(task.allowed, q, -jnp.inf), axis=1)]
-    moves = jnp.append(moves, STATES)
 
-    def step(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
-        state, value = carry
-        ends = (moves[state] == STATES) & (state < STATES)
-        return (moves[state], value + ends * task.gamma**t), None
+    def back(value: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.where(moves == STATES, 1.0, task.gamma * value[moves]), None
 
-    (_, value), _ = jax.lax.scan(step, (jnp.arange(STATES), jnp.zeros(STATES)), jnp.arange(STATES))
+    value, _ = jax.lax.scan(back, jnp.zeros(STATES), length=STATES)
     missed = 1 - jnp.sum(jnp.where(task.values > 0, value, 0)) / jnp.sum(task.values)
     return jnp.where(jnp.sum(task.allowed) == 1, root, missed)
 
 
 def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..., jax.Array]:
-    """A function of a key, a `Task` and a `Setting` that returns the error after each interval, [steps // INTERVAL]."""
+    """A function of a key, a `Task` and a step size: the error after each interval, [steps // INTERVAL]."""
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=kind.sampler)
     net = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(32), nn.relu, nn.Dense(ACTIONS)])
     period = BATCH // ratio  # steps of the environment for each batch
     explore = optax.linear_schedule(1.0, 0.1, steps // 5)
 
-    def train(key: jax.Array, task: Task, setting: Setting) -> jax.Array:
+    def train(key: jax.Array, task: Task, step_size: jax.Array) -> jax.Array:
         def q_of(params: Any, states: jax.Array) -> jax.Array:
             return net.apply(params, task.features[states]) if network else params[states]
 
@@ -166,19 +144,13 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
             target = jnp.where(items["after"] == STATES, 1.0, task.gamma * best)
             return jax.lax.stop_gradient(target) - q
 
-        def pull_of(td_errors: jax.Array) -> jax.Array:
-            """Minus the derivative of the loss, which is linear above the floor."""
-            linear = jnp.where(setting.floor > 0, setting.floor, jnp.inf)
-            return jnp.clip(td_errors, -linear, linear)
-
         def learn_table(agent: Agent, sample: jr.Sample) -> tuple[Agent, jax.Array]:
             """One row after another, so that a step size of 1 is stable with every sampler."""
 
             def learn_row(table: jax.Array, row: tuple) -> tuple[jax.Array, jax.Array]:
                 item, weight = row
                 td_error = td_errors_of(table, table, jax.tree.map(lambda x: x[None], item))[0]
-                change = setting.step_size * weight * pull_of(td_error)
-                return table.at[item["state"], item["action"]].add(change), td_error
+                return table.at[item["state"], item["action"]].add(step_size * weight * td_error), td_error
 
             table, td_errors = jax.lax.scan(learn_row, agent.params, (sample.items, sample.weights))
             return Agent(table, table, None), td_errors
@@ -186,11 +158,10 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
         def learn_network(agent: Agent, sample: jr.Sample) -> tuple[Agent, jax.Array]:
             def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
                 td_errors = td_errors_of(params, agent.target_params, sample.items)
-                pull = jax.lax.stop_gradient(pull_of(td_errors))
-                return jnp.mean(sample.weights * pull * td_errors), td_errors
+                return jnp.mean(sample.weights * td_errors**2) / 2, td_errors
 
             grads, td_errors = jax.grad(loss_fn, has_aux=True)(agent.params)
-            updates, opt = optax.adam(setting.step_size).update(grads, agent.opt)
+            updates, opt = optax.adam(step_size).update(grads, agent.opt)
             params = optax.apply_updates(agent.params, updates)
             target_params = optax.incremental_update(params, agent.target_params, TARGET_RATE)
             return Agent(params, target_params, opt), td_errors
@@ -215,8 +186,7 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
             state, items = jax.lax.scan(lambda state, key: act(agent.params, state, key, explore(t)), state, act_keys)
             first = td_errors_of(agent.params, agent.target_params, items) if kind.first else None
             replay = buffer.add(replay, items, td_errors=first)
-            sample = buffer.sample(replay, sample_key[0], BATCH, beta=setting.beta)
-
+            sample = buffer.sample(replay, sample_key[0], BATCH)
             agent, td_errors = learn(agent, sample)
             replay = buffer.update(replay, sample.indices, td_errors)
             return (agent, state, replay), None
@@ -241,29 +211,20 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
         init_key = jax.random.fold_in(key, 2 * steps)
         params = net.init(init_key, task.features) if network else jnp.zeros((STATES, ACTIONS))
         item = dict.fromkeys(("state", "action", "after"), jnp.zeros(1, jnp.int32))
-        replay = buffer.init(item)
-        if isinstance(kind.sampler, jr.Prioritized):
-            replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha, floor=setting.floor))
         agent = Agent(params, params, optax.adam(1.0).init(params) if network else None)
-        carry = agent, task.start, replay
+        carry = agent, task.start, buffer.init(item)
         return jax.lax.scan(point, carry, jnp.arange(steps // INTERVAL))[1]
 
     return train
 
 
-def run(kind: Kind, learner: str, ratio: int, steps: int, keys: jax.Array) -> dict[str, np.ndarray]:
-    """Errors [tasks, step sizes, seeds, points] for each setting of a sampler."""
-    train = make_train(kind, learner == "network", ratio, steps)
-
-    def lane(key: jax.Array, task: Task, setting: Setting, step_size: jax.Array) -> jax.Array:
-        return train(key, task, setting._replace(step_size=step_size))
-
-    axes = (0, None, None, None), (None, None, None, 0), (None, 0, None, None), (None, None, 0, None)
-    for in_axes in axes:
+def run(kind: Kind, learner: str, ratio: int, steps: int, keys: jax.Array) -> np.ndarray:
+    """Errors [tasks, step sizes, seeds, points] with a sampler."""
+    lane = make_train(kind, learner == "network", ratio, steps)
+    for in_axes in (0, None, None), (None, None, 0), (None, 0, None):
         lane = jax.vmap(lane, in_axes)
-    tasks, settings = (jax.tree.map(lambda *x: jnp.array(x), *of.values()) for of in (TASKS, kind.settings))
-    errors = jax.jit(lane)(keys, tasks, settings, jnp.array(STEP_SIZES[learner]))
-    return dict(zip(kind.settings, np.asarray(errors), strict=True))
+    tasks = jax.tree.map(lambda *x: jnp.array(x), *TASKS.values())
+    return np.asarray(jax.jit(lane)(keys, tasks, jnp.array(STEP_SIZES[learner])))
 
 
 def rise(errors: np.ndarray) -> np.ndarray:
@@ -272,59 +233,37 @@ def rise(errors: np.ndarray) -> np.ndarray:
     return np.where(least < 0.5, errors - least, 0).max(axis=-1)
 
 
-def at_best(errors: np.ndarray) -> tuple[int, np.ndarray]:
-    """The number of the step size with the smallest mean error, and its errors [seeds, points]."""
-    best = int(np.argmin(errors.mean(axis=(1, 2))))
-    return best, errors[best]
+def at_best(errors: np.ndarray) -> np.ndarray:
+    """Errors [seeds, points] of the step size with the smallest mean error, of [step sizes, seeds, points]."""
+    return errors[np.argmin(errors.mean(axis=(1, 2)))]
 
 
-def figures_of(errors: dict[str, np.ndarray], sizes: tuple[float, ...]) -> dict[str, Any]:
-    """The figures of a case; `errors` [step sizes, seeds, points] by sampler."""
-    uniform = at_best(errors["uniform"])[1].mean(axis=-1)
+def figures_of(errors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The figures of a case; `errors` [seeds, points] by sampler."""
+    means = {name: x.mean(axis=-1) for name, x in errors.items()}
     figures = {}
-    for name, of_sizes in errors.items():
-        best, x = at_best(of_sizes)
-        figures |= {name: x.mean(axis=-1), f"{name}, at the end": x[:, -1], f"{name}, largest rise": rise(x)}
-        figures |= {f"{name}, step size": sizes[best], f"{name}, less uniform": x.mean(axis=-1) - uniform}
+    for name, x in errors.items():
+        figures |= {name: means[name], f"{name}, at the end": x[:, -1], f"{name}, largest rise": rise(x)}
+        figures[f"{name}, less uniform"] = means[name] - means["uniform"]
     return figures
-
-
-def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray]]]) -> None:
-    """Learning curves, a row for each learner and ratio, with errors by task and sampler."""
-    figure = Figure(figsize=(11, 2.7 * len(cases)), layout="constrained")
-    panels = figure.subplots(len(cases), len(TASKS), sharex=True, sharey=True)
-    for row, (learner, of_task) in zip(panels, cases.items(), strict=True):
-        for axes, (task, errors) in zip(row, of_task.items(), strict=True):
-            for name in [name for name in COLORS if name in errors]:
-                _, x = at_best(errors[name])
-                plot_mean(axes, INTERVAL * np.arange(1, x.shape[1] + 1), x, COLORS[name], name)
-            axes.set_title(f"{task}: {learner}", fontsize=10)
-            axes.set_ylim(0, 1.05)
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-        row[0].set_ylabel("error")
-    for axes in panels[-1]:
-        axes.set_xlabel("environment steps")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     about = "Uniform and prioritized replay with a table and with a network, on a chain and in a maze."
     args = Parser(about, seeds=100).parse()
     steps, ratios = (160, RATIOS[:1]) if args.short else (3_200, RATIOS)
-    short, cases, figures = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}, defaultdict(dict), {}
+    short, panels, figures = {"table": ("uniform", "PER, recomputed"), "network": ("uniform",)}, {}, {}
     for learner, ratio in itertools.product(STEP_SIZES, ratios):
-        errors, title = {}, f"{learner}, {ratio} for each"
-        for kind in short[learner] if args.short else KINDS:
-            errors |= run(kind, learner, ratio, steps, args.keys)
+        title, names = f"{learner}, {ratio} for each", short[learner] if args.short else KINDS
+        errors = {name: run(KINDS[name], learner, ratio, steps, args.keys) for name in names}
         for i, task in enumerate(TASKS):
-            case = {name: np.nan_to_num(x[i], nan=2.0).clip(max=2.0) for name, x in errors.items()}  # also if diverged
-            cases[title][task], found = case, figures_of(case, STEP_SIZES[learner])
-            figures |= {f"{task}, {title}, {name}": figure for name, figure in found.items()}
-    path = args.out / "when_priorities_help.png"
-    plot(path, f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals", cases)
-    record(path, figures)
+            case = {name: at_best(np.nan_to_num(x[i], nan=2.0).clip(max=2.0)) for name, x in errors.items()}  # diverged
+            panels[f"{task}: {title}"] = case
+            figures |= {f"{task}, {title}, {name}": figure for name, figure in figures_of(case).items()}
+    path, points = args.out / "when_priorities_help.png", np.arange(INTERVAL, steps + 1, INTERVAL)
+    title = f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals"
+    plot(path, title, panels, ("environment steps", points), "error", columns=len(TASKS), ylim=(0, 1.05))
+    report(path, "error, mean over the run", figures)
 
 
 if __name__ == "__main__":

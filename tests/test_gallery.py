@@ -23,7 +23,8 @@ def shown():
     cards = PAGE.split("\n-   **[")[1:]
     programs = [re.search(r"\]\(\.\./\.\./examples/([^)]*\.(?:py|ipynb))\)", card)[1] for card in cards]
     for card, program in zip(cards, programs, strict=True):
-        assert f"`python examples/{program.replace('looking_inside.ipynb', 'run.py')}" in card
+        command = "jupyter execute" if program.endswith(".ipynb") else "python"
+        assert f"`{command} examples/{program}" in card
     pictures = [re.findall(r"!\[[^\]]+\]\(assets/gallery/([^)]*)\)", card) for card in cards]
     assert len(set(programs)) == len(programs)
     return dict(zip(programs, pictures, strict=True))

@@ -107,10 +107,6 @@ class Network(nn.Module):
 network = Network()
 
 
-def q(params: Any, seen: dict[str, jax.Array]) -> jax.Array:
-    return network.apply(params, seen["achieved_goal"], seen["desired_goal"])
-
-
 def act(params: Any, env: Env, key: jax.Array, epsilon: Any) -> jax.Array:
     random_key, explore_key = jax.random.split(key)
     best = jnp.argmax(network.apply(params, env.bits, env.goal), axis=-1)
@@ -135,16 +131,16 @@ def learn(state: State) -> State:
     goals = later["achieved_goal"]
     # For a share of the batch this state becomes the goal, and reward and termination are computed again.
     rows, _ = jr.hindsight(goal_key, sample.items, goals, reward, share=SHARE, mask=distance > 0, terminated=reached)
-    seen = {name: rows[name] for name in ("achieved_goal", "desired_goal")}
+    seen = rows["achieved_goal"], rows["desired_goal"]
     steps = [rows[name] for name in ("action", "reward", "terminated", "truncated")]
     batch, _ = jr.sequence_transitions(seen, *steps, n=1, gamma=GAMMA, mask=rows["step"])
-    next_action = jnp.argmax(q(state.params, batch.S_next), axis=-1)  # double Q-learning
-    next_q = jnp.take_along_axis(q(state.target, batch.S_next), next_action[:, None], axis=-1)[:, 0]
+    next_action = jnp.argmax(network.apply(state.params, *batch.S_next), axis=-1)  # double Q-learning
+    next_q = jnp.take_along_axis(network.apply(state.target, *batch.S_next), next_action[:, None], axis=-1)[:, 0]
     # Returns lie between the return of -1 for ever and 0.
     target = jnp.clip(batch.Rn + batch.In * next_q, -1 / (1 - GAMMA), 0.0)
 
     def loss_fn(params: Any) -> jax.Array:
-        chosen = jnp.take_along_axis(q(params, batch.S), batch.A[:, None], axis=-1)[:, 0]
+        chosen = jnp.take_along_axis(network.apply(params, *batch.S), batch.A[:, None], axis=-1)[:, 0]
         return jnp.mean(optax.huber_loss(chosen, target))
 
     updates, opt = optimizer.update(jax.grad(loss_fn)(state.params), state.opt)

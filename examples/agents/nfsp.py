@@ -23,6 +23,7 @@ sizes.
 """
 
 import argparse
+import itertools
 from typing import Any
 
 import jax
@@ -54,24 +55,16 @@ MEMORIES = {
 memory = MEMORIES[MEMORY]
 ring = jr.ReplayBuffer(capacity=RECENT)
 DEALS = np.array([(a, b) for a in range(3) for b in range(3) if a != b], np.int32)
-
-
-@struct.dataclass
-class Decision:
-    """A player's action and its result. The next information set is `then`, unless discount is 0."""
-
-    where: Any  # int32 [B], information set
-    action: Any  # int32 [B]
-    reward: Any  # [B]
-    then: Any  # int32 [B]
-    discount: Any  # [B]
+CHOICES = [*itertools.product((PASS, BET), repeat=3)]
+PLAYS = np.array([(*deal, *actions) for deal in DEALS for actions in CHOICES])  # cards and actions of all hands
+PURE = np.eye(2)[[x + y for x in CHOICES for y in CHOICES]]  # [64, 6, 2], the pure policies of a player
 
 
 @struct.dataclass
 class Players:
     values: jax.Array  # [SETS, 2], of the actions, for the best responses
     logits: jax.Array  # [SETS, 2], of the average policies
-    recent: Any  # memory of `Decision`
+    recent: Any  # memory of decisions
     best: Any  # memory of (where, action)
 
 
@@ -82,8 +75,11 @@ def payoff(cards: Any, first: Any, second: Any, third: Any) -> jax.Array:
     return jnp.where(first == PASS, after_pass, jnp.where(second == PASS, 1.0, 2 * sign))
 
 
-def play(policies: jax.Array, luck: jax.Array) -> tuple[Decision, jax.Array]:
-    """One hand from `policies` [SETS, 2] and uniform `luck` [4]: decisions [3], and a mask of those that were made."""
+def play(policies: jax.Array, luck: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    """One hand from `policies` [SETS, 2] and uniform `luck` [4]: decisions [3], and a mask of those that were made.
+
+    The information set after `where` is `then`, unless discount is 0.
+    """
     cards = jnp.asarray(DEALS)[(luck[0] * len(DEALS)).astype(jnp.int32)]
 
     def act(where: jax.Array, luck: jax.Array) -> jax.Array:
@@ -95,37 +91,28 @@ def play(policies: jax.Array, luck: jax.Array) -> tuple[Decision, jax.Array]:
     third = act(3 + cards[0], luck[3])
     goes_on = (first == PASS) & (second == BET)
     won = payoff(cards, first, second, third)
-    decisions = Decision(
-        where=jnp.stack([cards[0], answer, 3 + cards[0]]),
-        action=jnp.stack([first, second, third]),
-        reward=jnp.stack([jnp.where(goes_on, 0.0, won), -won, won]),
-        then=jnp.full(3, 3 + cards[0]),
-        discount=jnp.stack([goes_on, False, False]).astype(jnp.float32),
-    )
+    decisions = {"where": jnp.stack([cards[0], answer, 3 + cards[0]]), "action": jnp.stack([first, second, third])}
+    decisions["reward"] = jnp.stack([jnp.where(goes_on, 0.0, won), -won, won])
+    decisions["then"] = jnp.full(3, 3 + cards[0])
+    decisions["discount"] = jnp.stack([goes_on, False, False]).astype(jnp.float32)
     return decisions, jnp.stack([True, True, goes_on])
 
 
-def exploitability(policy: jax.Array) -> jax.Array:
-    """The win per hand of best responses to a policy [SETS, 2], mean of both players."""
-    cards = jnp.stack(jnp.meshgrid(jnp.arange(3), jnp.arange(3), indexing="ij"), axis=-1)  # [3, 3, 2]
-    dealt = ~jnp.eye(3, dtype=bool) / 6.0
-    first, after_bet, after_pass, answer = policy[:3], policy[3:6], policy[6:9], policy[9:]
-
-    def wins(*actions: int) -> jax.Array:
-        return dealt * payoff(cards, *actions)  # [3, 3], by cards
-
-    # First player, by its card: the value of each action against the second player's policy.
-    bets = wins(BET, PASS, PASS) @ answer[:, PASS] + wins(BET, BET, PASS) @ answer[:, BET]
-    thirds = jnp.stack([wins(PASS, BET, third) @ after_pass[:, BET] for third in (PASS, BET)])
-    passes = wins(PASS, PASS, PASS) @ after_pass[:, PASS] + thirds.max(axis=0)
-    # Second player, by its card, likewise.
-    third = after_bet[:, [BET]] * wins(PASS, BET, BET) + after_bet[:, [PASS]] * wins(PASS, BET, PASS)
-    answers = [(first[:, PASS] @ wins(PASS, PASS, PASS), first[:, PASS] @ third)]
-    answers += [tuple(first[:, BET] @ wins(BET, second, PASS) for second in (PASS, BET))]
-    return (jnp.maximum(bets, passes).sum() - sum(jnp.minimum(*both).sum() for both in answers)) / 2
+def win(policies: jax.Array) -> jax.Array:
+    """The mean that the first player wins per hand."""
+    a, b, first, second, third = PLAYS.T
+    chances = policies[a, first] * policies[6 + 3 * first + b, second] * policies[3 + a, third]
+    return jnp.sum(chances * payoff(PLAYS[:, :2], first, second, third)) / len(DEALS)
 
 
-def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tuple[Decision, jax.Array, jax.Array]:
+def exploitability(policies: jax.Array) -> jax.Array:
+    """The win per hand of best responses to `policies` [SETS, 2], mean of both players: the best of all pure ones."""
+    firsts = jax.vmap(lambda pure: win(policies.at[:6].set(pure)))(PURE)
+    seconds = jax.vmap(lambda pure: win(policies.at[6:].set(pure)))(PURE)
+    return (firsts.max() - seconds.min()) / 2
+
+
+def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tuple[dict, jax.Array, jax.Array]:
     """Decisions of HANDS hands [HANDS * 3], a mask of those made, and a mask of the best responses among these."""
     mode_key, play_key = jax.random.split(key)
     greedy = jax.nn.one_hot(players.values.argmax(axis=1), 2)
@@ -138,13 +125,13 @@ def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tupl
     return jax.tree.map(lambda x: x.reshape(-1), (decisions, there_are, responses))
 
 
-def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
+def learn(players: Players, recent: dict[str, jax.Array], best: jr.Sample) -> Players:
     """One update from draws of both memories: Q-learning, and the likelihood of the best responses."""
-    target = recent.reward + recent.discount * players.values[recent.then].max(axis=1)
-    error = target - players.values[recent.where, recent.action]
+    target = recent["reward"] + recent["discount"] * players.values[recent["then"]].max(axis=1)
+    error = target - players.values[recent["where"], recent["action"]]
     where, action = best.items
     slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # gradient of the log-likelihood
-    values = players.values.at[recent.where, recent.action].add(STEP_SIZE * error)
+    values = players.values.at[recent["where"], recent["action"]].add(STEP_SIZE * error)
     logits = players.logits.at[where].add(STEP_SIZE * best.weights[:, None] * slope)  # 0 if the memory is empty
     return players.replace(values=values, logits=logits)
 
@@ -153,7 +140,7 @@ def init(key: jax.Array) -> Players:
     table = jnp.zeros((SETS, 2))
     players = Players(values=table, logits=table, recent=None, best=None)
     rows, *_ = jax.eval_shape(play_hands, players, jnp.zeros(()), key)
-    return players.replace(recent=ring.init(rows), best=memory.init((rows.where, rows.action)))
+    return players.replace(recent=ring.init(rows), best=memory.init((rows["where"], rows["action"])))
 
 
 def step(exploration: jax.Array, players: Players, key: jax.Array) -> Players:
@@ -163,7 +150,7 @@ def step(exploration: jax.Array, players: Players, key: jax.Array) -> Players:
     recent = ring.add(players.recent, rows, mask=there_are)
     # A reservoir draws which of its items to overwrite, so `add` takes a key.
     keys = (add_key,) if MEMORY == "reservoir" else ()
-    best = memory.add(players.best, (rows.where, rows.action), *keys, mask=responses)
+    best = memory.add(players.best, (rows["where"], rows["action"]), *keys, mask=responses)
     players = players.replace(recent=recent, best=best)
     drawn = ring.sample(recent, recent_key, BATCH).items
     return learn(players, drawn, memory.sample(best, best_key, BATCH))

@@ -127,16 +127,12 @@ def collect(state: State, random: bool = False) -> State:
     return state.replace(env=env_state, obs=obs, buffer=mixture.add(state.buffer, 0, batch), key=key)
 
 
-def draw(replay: Any, key: jax.Array) -> jr.Sample:
-    # Both at once, or one buffer with its own state.
-    part = 0 if SOURCE == "online" else 1
-    of, state = (mixture, replay) if SOURCE == "both" else (mixture.buffers[part], replay[part])
-    return of.sample(state, key, BATCH)
-
-
 def learn(state: State) -> State:
     key, sample_key, next_key, policy_key = jax.random.split(state.key, 4)
-    sample = draw(state.buffer, sample_key)
+    # Both at once, or one buffer with its own state.
+    part = 0 if SOURCE == "online" else 1
+    of, replay = (mixture, state.buffer) if SOURCE == "both" else (mixture.buffers[part], state.buffer[part])
+    sample = of.sample(replay, sample_key, BATCH)
     batch, temperature = sample.items, jnp.exp(state.networks["log_temperature"])
     next_action, next_logp = policy(state.networks["actor"], batch.S_next, next_key)
     next_q = q(state.target_critics, batch.S_next, next_action).min(axis=0)

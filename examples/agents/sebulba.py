@@ -174,8 +174,9 @@ def main() -> np.ndarray:
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     for run in runs:
         steps, returns = np.array(run.episodes).T
-        axes.plot(steps[LAST - 1 :], np.convolve(returns, np.ones(LAST) / LAST, "valid"), color="tab:blue", linewidth=1)
-    axes.set(title="CartPole-v1, threads that act", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
+        means = np.convolve(returns, np.ones(LAST) / LAST, "valid")
+        axes.plot(steps[LAST - 1 :] / 1000, means, color="tab:blue", linewidth=1)
+    axes.set(title="CartPole-v1, threads that act", xlabel="thousand steps", ylabel=f"return, last {LAST} episodes")
     figure.savefig("sebulba.png", dpi=150)
     found = np.array([np.mean([x for _, x in run.episodes[-LAST:]]) for run in runs])
     print(f"return of the last {LAST} episodes: {found.mean():.0f}; by seed: {np.round(found)}")

@@ -1,9 +1,8 @@
 """Checks of brax's queue and of the port, in numbers, with brax's own code.
 
 brax's draws and its time limits are correct. Its queue is slow: once it is full, each insertion rolls the whole
-storage. It stores an item as one row of one dtype: a uint8 frame with a float32 reward needs four times its bytes, and
-an integer above 2^24 changes. In a run the small networks of this task need most of a training step. Returns vary much
-from seed to seed in runs of 9,000 steps.
+storage. It stores an item as one row of one dtype, so an integer above 2^24 changes. In a run the small networks of
+this task need most of a training step. Returns vary much from seed to seed in runs of 9,000 steps.
 """
 
 import jax
@@ -58,14 +57,6 @@ def integer(kind: type) -> str:
     return f"{int(replay.sample(state)[1]['number'][0]):,}"
 
 
-def frame_bytes(kind: type) -> str:
-    """Bytes in which an item of frames is stored."""
-    row = {"frames": jnp.zeros((84, 84, 4), jnp.uint8), "reward": jnp.float32(0)}
-    made = jax.eval_shape(kind(CAPACITY, row, 1).init, jax.random.key(0))
-    leaves = [leaf for leaf in jax.tree.leaves(made) if leaf.shape and leaf.shape[0] == CAPACITY]
-    return f"{sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // CAPACITY:,}"
-
-
 def copied(kind: type) -> str:
     """Bytes of temporaries of a donated insertion."""
     row = {"row": jnp.zeros(12)}
@@ -82,7 +73,6 @@ def check() -> dict[str, list[str]]:
         f"draws of an item that was not added or is not among the newest {CAPACITY}": wrong,
         f"chi-square of 20,000 draws from {CAPACITY} items, 99 ± 28 in 95% of cases": chi_square,
         f"item that is drawn after the integer {BIG:,} was stored": integer,
-        "bytes of a stored item of 84x84x4 uint8 and one float32": frame_bytes,
         "bytes of temporaries of an insertion of 8 rows into 100,000 of 48 bytes": copied,
     }
     return {what: [of(UniformSamplingQueue), of(Replay)] for what, of in rows.items()}

@@ -15,12 +15,8 @@ its settings and its runs; `*_checks.py` compares both versions with correct val
 
 import argparse
 import ast
-import datetime
-import importlib.metadata
 import inspect
 import json
-import os
-import platform
 import sys
 import textwrap
 import time
@@ -33,7 +29,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "studies"))
 
-from experiment import Parser, command, text_of
+from experiment import Parser, about, text_of
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -157,15 +153,9 @@ def compare(
 
 def write(path: Path, packages: Sequence[str], **found: Any) -> None:
     """Write the results of a port: its `agent`, and `rows` or `checks`."""
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "command": command().removeprefix("ports/"),
-        "versions": {package: importlib.metadata.version(package) for package in ("jax", "jaxreplay", *packages)},
-        "python": platform.python_version(),
-        "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
-    }
-    path.write_text(json.dumps({**about, **found}, indent=1) + "\n")
-    print(", ".join(f"{package} {version}" for package, version in about["versions"].items()))
+    head = about(*packages)
+    path.write_text(json.dumps({**head, **found}, indent=1) + "\n")
+    print(", ".join(f"{package} {version}" for package, version in head["versions"].items()))
 
 
 COLUMNS = ("agent, task", "ours", "the original", "time", "lines", "command")

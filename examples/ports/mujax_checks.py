@@ -1,11 +1,10 @@
 """Checks of mujax's replay and of the port, in numbers, with mujax's own code.
 
 All drawn sequences of mujax are correct. It writes a chunk only when every actor has delivered one. So an actor's steps
-wait for the slowest actor, in a queue without a limit, and nothing is ever drawn if one actor never adds. In the port
-each actor has its own source, and its steps can be drawn at once. mujax uses the policies
-and values that reanalysis finds for one batch and then drops them. `KeepingReanalyzer` stores them with `Shared.set`.
-The port needs more time. Its actors add every step instead of every 16th, and it writes back; the two were not timed
-apart.
+wait for the slowest actor, in a queue without a limit. In the port each actor has its own source, and its steps can be
+drawn at once. mujax uses the policies and values that reanalysis finds for one batch and then drops them.
+`KeepingReanalyzer` stores them with `Shared.set`. The port needs more time. Its actors add every step instead of every
+16th, and it writes back; the two were not timed apart.
 """
 
 import itertools
@@ -68,12 +67,6 @@ def of_fast_actor(replay: type) -> str:
     return f"{len(np.unique(drawn[drawn[:, 0] == 0], axis=0))}"
 
 
-def with_one_dead(replay: type) -> str:
-    """Sequences in a batch if one of the actors never adds."""
-    sample = filled(replay, 20, 0).sample(jax.random.key(0))
-    return "0" if sample is None else str(int(np.sum(np.asarray(sample.experience.observation)[:, 0, 1] >= 0)))
-
-
 def kept(replay: type, reanalyzer: type) -> str:
     """Share of the searched steps whose search result is found again in later draws of the same steps."""
     made, stop = filled(replay, 20, 20), threading.Event()
@@ -112,7 +105,6 @@ def check() -> dict[str, list[str]]:
         f"drawn sequences that mix environments or times, from full {sizes}": mixed,
         f"different sequences in 6,400 draws from full {sizes}; there are {starts}": different,
         "steps of an environment that are drawn, if its actor has added 20 and the other 4": of_fast_actor,
-        f"sequences in a batch of {B}, if one of two actors never adds": with_one_dead,
     }
     found = f"buffer only: {kept(SharedReplay, Reanalyzer)}, keeps: {kept(SharedReplay, KeepingReanalyzer)}"
     both = {what: [of(Buffer), of(SharedReplay)] for what, of in plain.items()}

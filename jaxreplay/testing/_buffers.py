@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import checks
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.testing import _rules as rules
 from jaxreplay.transitions import TransitionBatch, _batch
@@ -211,7 +211,8 @@ def _adder(buffer: Any) -> Add:
         return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
     parameters = inspect.signature(whole_of(buffer).add).parameters
     if "ends" in parameters:
-        return lambda state, items, key: buffer.add(state, items, ends=jnp.zeros(layouts.leading(items, 2), bool))
+        none = functools.partial(jnp.zeros, dtype=bool)
+        return lambda state, rows, key: buffer.add(state, rows, ends=none(jax.tree.leaves(rows)[0].shape[:2]))
     if "key" in parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

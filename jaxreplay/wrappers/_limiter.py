@@ -83,7 +83,8 @@ class Limiter:
             return "no ratio"
         if not self.began:
             return f"ratio={self.ratio:g}, {self.added} items added; draws have not begun"
-        ahead = f"the {'draws' if self.balance < 0 else 'additions'} are ahead by {abs(self.balance):g} draws"
+        side = "draws" if self.balance < 0 else "additions"
+        ahead = f"the {side} are ahead by {abs(self.balance):g} draws" if self.balance else "no one is ahead"
         found = f"ratio={self.ratio:g}, {self.added} items added and {self.drawn} drawn since draws began"
         return f"{found}; {ahead}, slack={self.slack:g}"
 

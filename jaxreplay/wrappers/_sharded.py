@@ -119,7 +119,7 @@ class Sharded(Sized, Generic[S]):
         """
         return _forwarded(type(self.buffer).add, "")(self, state, *args, **kwargs)
 
-    sample = forwarded(Buffer.sample, "Draw batch_size / D items of each shard; of items its newest max_age / D.")
+    sample = forwarded(Buffer.sample, "Draw batch_size / D items of each shard; max_age / D in a `ReplayBuffer`.")
     epoch = forwarded(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
     update = forwarded(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
     clear = forwarded(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")

@@ -229,7 +229,7 @@ def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
     def sums(x: jax.Array) -> jax.Array:
         return jnp.zeros_like(numbers).at[number, jnp.arange(ends.shape[1], dtype=jnp.int32)].add(x)
 
-    finished = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None] < jnp.sum(ends, axis=0, dtype=jnp.int32)
+    finished = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None] < jnp.sum(ends, axis=0, dtype=jnp.int32)[None]
     means = jnp.where(finished, sums(numbers) / jnp.maximum(sums(jnp.ones_like(numbers)), 1.0), 0.0)
     count = jnp.sum(finished, axis=0, dtype=jnp.int32)
     return jnp.where(count > 0, jnp.sum(means, axis=0) / jnp.maximum(count, 1).astype(jnp.float32), -jnp.inf)

@@ -84,8 +84,8 @@ class NextStepAutoreset:
           >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
           [0.0, 0.0]
         """
-        # The caller may donate both the state and obs.
-        return AutoresetState(*xla.copy(xla.copy_numpy((env_state, obs))), jnp.zeros((), bool))
+        env_state, obs = xla.copy(xla.copy_numpy((env_state, obs)))  # the caller may donate both the state and obs
+        return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(
         self, state: AutoresetState, action: Any, key: jax.Array

@@ -289,9 +289,8 @@ class NStep:
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
         first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
-        lags = _windows.lags_if_few(window, first)
-        batch = layouts.merge_axes(_windows.transitions(self, state.steps, first, count, lags, None, gamma))
-        return jax.tree.map(jnp.zeros_like, state), batch
+        batch = _windows.transitions(self, state.steps, first, count, _windows.lags_if_few(window, first), None, gamma)
+        return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
     @calls.method(static=("flush",))
     def _rollout(self, given: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:

@@ -321,8 +321,9 @@ def run(mutant, seconds, compiled=None):
         command = [sys.executable, "-m", "pytest", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
         outcome, output = finished([*command, *tests_of(mutant)], root, seconds)
         if outcome == "survived":
-            slow, output = finished([*command, "-m", "slow", *tests_of(mutant)], root, seconds)
-            outcome = "killed slowly" if slow == "killed" and "FAILED" in output else outcome
+            slow, more = finished([*command, "-m", "slow", *tests_of(mutant)], root, seconds)
+            if slow == "killed" and "FAILED" in more:
+                outcome, output = "killed slowly", more
         if outcome == "survived" and compiled and mutant.kind == "barrier removed":
             command = [compiled, "tests/benchmarks/compiled.py", "--smoke"]
             found, output = finished(command, root, 10 * seconds, FOR_COMPILED)

@@ -84,7 +84,8 @@ def init(key: jax.Array) -> State:
     params = network.init(params_key, obs)
     *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
     replay = buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), row))
-    return State(env_state, obs, jnp.zeros(NUM_ENVS), replay, params, params, optimizer.init(params), key)
+    state = State(env_state, obs, jnp.zeros(NUM_ENVS), replay, params, params, optimizer.init(params), key)
+    return jax.lax.scan(lambda state, _: (act(state, 1.0)[0], None), state, length=WARMUP)[0]
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
@@ -122,10 +123,6 @@ def learn(state: State) -> State:
     return state.replace(buffer=replay, params=params, target_params=target_params, opt=opt, key=key)
 
 
-def begin(key: jax.Array) -> State:
-    return jax.lax.scan(lambda state, _: (act(state, 1.0)[0], None), init(key), length=WARMUP)[0]
-
-
 def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
     state, returns = act(state, epsilon(t))
     return learn(state), returns
@@ -140,7 +137,7 @@ def main() -> np.ndarray:
     args = parser.parse_args()
     seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
 
-    states = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(args.seed), seeds))
+    states = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(args.seed), seeds))
     train = jax.jit(lambda states, t: jax.lax.scan(jax.vmap(step, in_axes=(0, None)), states, t), donate_argnums=0)
     curves, episodes = [], [[] for _ in range(seeds)]
     for t in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):

@@ -129,7 +129,8 @@ def init(key: jax.Array) -> State:
     state = State(env_state, obs, carry, zeros, None, params, params, optimizer.init(params), key)
     _, (row, _) = jax.eval_shape(interact, state, 1.0)  # only shapes
     rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct((ROLLOUT, *x.shape), x.dtype), row)
-    return state.replace(buffer=buffer.init(rollout))
+    state = state.replace(buffer=buffer.init(rollout))
+    return jax.lax.scan(lambda state, _: (act(state, 1.0)[0], None), state, length=WARMUP)[0]
 
 
 def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
@@ -184,10 +185,6 @@ def learn(state: State) -> State:
     return state.replace(buffer=replay, params=params, target_params=target_params, opt=opt, key=key)
 
 
-def begin(key: jax.Array) -> State:
-    return jax.lax.scan(lambda state, _: (act(state, 1.0)[0], None), init(key), length=WARMUP)[0]
-
-
 def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
     state, returns = act(state, epsilon(t))
     return learn(state), returns
@@ -202,7 +199,7 @@ def main() -> np.ndarray:
     args = parser.parse_args()
     seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
 
-    states = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(args.seed), seeds))
+    states = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(args.seed), seeds))
     train = jax.jit(lambda states, t: jax.lax.scan(jax.vmap(step, in_axes=(0, None)), states, t), donate_argnums=0)
     curves, episodes = [], [[] for _ in range(seeds)]
     for t in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):

@@ -42,13 +42,6 @@ def wrong(kind: type) -> str:
     return f"{bad.sum()} of {bad.size:,}"
 
 
-def chi_square(kind: type) -> str:
-    """The statistic of 20,000 draws from 100 items."""
-    number = drawn(kind)["number"]
-    counts = np.bincount(number - number.min(), minlength=CAPACITY)
-    return f"{((counts - counts.mean()) ** 2 / counts.mean()).sum():.0f}"
-
-
 def integer(kind: type) -> str:
     """The integer that is drawn after 2^24 + 1 was stored."""
     row = {"number": jnp.int32(BIG), "half": jnp.float32(0)}
@@ -71,7 +64,6 @@ def check() -> dict[str, list[str]]:
     """Findings in both versions."""
     rows = {
         f"draws of an item that was not added or is not among the newest {CAPACITY}": wrong,
-        f"chi-square of 20,000 draws from {CAPACITY} items, 99 ± 28 in 95% of cases": chi_square,
         f"item that is drawn after the integer {BIG:,} was stored": integer,
         "bytes of temporaries of an insertion of 8 rows into 100,000 of 48 bytes": copied,
     }

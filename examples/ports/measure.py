@@ -55,9 +55,7 @@ def run(args: argparse.Namespace, agent: str, packages: Sequence[str], **modes: 
     """
     name, rows = agent.lower().replace(",", "").replace(" ", "_"), []
     if args.check:
-        checks = [
-            {"what": what, "original": original, "port": port} for what, (original, port) in modes["check"]().items()
-        ]
+        checks = [{"what": what, "original": old, "port": new} for what, (old, new) in modes["check"]().items()]
         print(*("  ".join(f"{name}: {text}" for name, text in row.items()) for row in checks), sep="\n")
         write(args.out / f"{name}_checks.json", packages, agent=agent, checks=checks)
         return

@@ -55,12 +55,6 @@ def mixed(replay: type) -> str:
     return f"{wrong.sum()} of {wrong.size:,}"
 
 
-def different(replay: type) -> str:
-    """Different sequences that are drawn from full rings."""
-    starts = draw(filled(replay, 52, 52), 100)[:, 0]
-    return f"{len(np.unique(starts, axis=0))}"
-
-
 def of_fast_actor(replay: type) -> str:
     """Different steps drawn from an environment whose actor has added 20, while the other has added 4."""
     drawn = draw(filled(replay, 20, 4), 20).reshape(-1, 2)
@@ -100,10 +94,8 @@ def kept(replay: type, reanalyzer: type) -> str:
 def check() -> dict[str, list[str]]:
     """Findings in both versions."""
     sizes = f"rings of {LENGTH} steps, sequences of {T}"
-    starts = (LENGTH - T + 1) * NUM_ENVS * 2
     plain = {
         f"drawn sequences that mix environments or times, from full {sizes}": mixed,
-        f"different sequences in 6,400 draws from full {sizes}; there are {starts}": different,
         "steps of an environment that are drawn, if its actor has added 20 and the other 4": of_fast_actor,
     }
     found = f"buffer only: {kept(SharedReplay, Reanalyzer)}, keeps: {kept(SharedReplay, KeepingReanalyzer)}"

@@ -38,25 +38,12 @@ RESULTS = {  # of each file: the agent, and its constants by figure
 
 
 def figures_of(curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Figures [seeds] from learning curves [seeds, points]: the last point; of RLPD also differences."""
+    """Figures [seeds] from learning curves [seeds, points]: the last point; of two agents also differences."""
     figures = {name: x[:, -1] for name, x in curves.items()}
     if "half and half" in figures:
         figures |= {f"half and half less {name}": figures["half and half"] - figures[name] for name in RLPD}
-    return figures
-
-
-def figures_of_levels(found: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Figures [seeds]. "more": mazes solved, less those with random levels after as many steps, or as many updates."""
-    figures, random = {}, found["random"]
-    for name, curves in found.items():
-        learned, mazes = curves["learned"][:, -1].mean(), curves["mazes"][:, -1]
-        after_updates = [np.interp(learned, random["learned"][0], x) for x in random["mazes"]]
-        figures[f"{name}, mazes"] = mazes
-        figures[f"{name}, more by steps"] = mazes - random["mazes"][:, -1]
-        figures[f"{name}, more by updates"] = mazes - np.array(after_updates)
-        figures[f"{name}, updates of the parameters"] = np.round(learned)
-        no_path = curves["no path"]
-        figures[f"{name}, no path"] = no_path[:, no_path.shape[1] // 2 :].mean()  # of levels learned in the last half
+    if "random" in figures:
+        figures |= {f"{name} less random": x - figures["random"] for name, x in figures.items()}
     return figures
 
 
@@ -72,14 +59,10 @@ def main() -> None:
         for figure, constants in variants.items():
             print(f"{figure}: ", end="", file=sys.stderr)
             curves[figure] = agent(program, **constants).main()
-    if program == "levels":
-        figures, curves = figures_of_levels(curves), {name: x["mazes"] for name, x in curves.items()}
-    else:
-        figures = figures_of(curves)
     path, measure = args.out / f"{args.name}.png", MEASURES.get(program, "return of the last episodes")
     points = np.linspace(0, 1, next(iter(curves.values())).shape[1] + 1)[1:]
     plot(path, args.name, {"": curves}, ("share of training", points), measure)
-    report(path, args.name, figures, 3)
+    report(path, args.name, figures_of(curves), 3)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,7 @@ class Parser(argparse.ArgumentParser):
 def interval(values: np.ndarray) -> tuple[float, float]:
     """95% bootstrap interval of the mean over seeds."""
     means = np.random.default_rng(0).choice(values, (10_000, len(values))).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return low, high
+    return tuple(np.percentile(means, [2.5, 97.5]))
 
 
 def command() -> str:

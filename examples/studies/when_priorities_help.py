@@ -18,14 +18,13 @@ The only reward is 1 at the end. Batches have 8 transitions, and follow every st
 replayed for each new one) or every eighth (1 for each). Tasks, step sizes and seeds are lanes of one `jax.vmap`. Every
 sampler is reported with the step size that is best for it.
 
-PER has alpha 0.6 and beta 0.4. With "first TD errors" a new transition has its own TD error as priority, instead of the
-largest. "Recomputed" updates all stored priorities every 80 steps, with `epoch` and `update`. In the chains the error
-is that of the values; in the maze it is the return that the greedy policy misses. Means over the run, 0 when learned:
+PER has alpha 0.6 and beta 0.4. In the chains the error is that of the values; in the maze it is the return that the
+greedy policy misses. Means over the run, 0 when learned:
 
-- A table, 1 for each: as in the paper, priorities help, and recomputed ones most.
+- A table, 1 for each: as in the paper, priorities help.
 - A table, 8 for each: PER loses to uniform draws, 0.25 [0.25, 0.25] against 0.07 [0.07, 0.07] in the chain. TD errors
-  are mostly far below the largest priority, so new transitions take most draws. First TD errors cure this in the chain
-  and in the maze, not with slips, whose TD errors never vanish.
+  are mostly far below the largest priority, so new transitions take most draws. `add(td_errors=)`, with the TD errors
+  of new transitions, cures this in the chain and in the maze, not with slips, whose TD errors never vanish.
 - A network: as in the paper, little changes. In the chain with slips PER ends worse, at 0.060 [0.058, 0.063] against
   0.016 [0.015, 0.017]. In the maze 100 seeds show no difference with 8 for each: -0.05 [-0.11, 0.01].
 - Spikes: in tables the error rises by at most 0.05 on average once it was below 0.5. The network forgets ways through
@@ -64,16 +63,7 @@ STEP_SIZES = {"table": (0.5, 1.0), "network": (1.5e-3, 5e-3)}
 # - values: float32 [STATES], of the best actions; 0 for unused states
 Task = namedtuple("Task", "after slip allowed start gamma features values")
 Agent = namedtuple("Agent", "params target_params opt")  # for a table, the target parameters are the same
-# With `recompute` all priorities are computed anew every INTERVAL steps. With `first` a new transition gets the
-# priority of its TD error, not the largest one.
-Kind = namedtuple("Kind", "sampler recompute first", defaults=(False, False))
-PER = jr.Prioritized(alpha=0.6, beta=0.4, stratified=True)
-KINDS = {
-    "uniform": Kind(jr.Uniform()),
-    "PER": Kind(PER),
-    "PER, first TD errors": Kind(PER, first=True),
-    "PER, recomputed": Kind(PER, recompute=True),
-}
+SAMPLERS = {"uniform": jr.Uniform(), "PER": jr.Prioritized(alpha=0.6, beta=0.4, stratified=True)}
 
 
 def make_task(
@@ -126,9 +116,9 @@ def error(task: Task, q: jax.Array) -> jax.Array:
     return jnp.where(jnp.sum(task.allowed) == 1, root, missed)
 
 
-def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..., jax.Array]:
+def make_train(sampler: Any, network: bool, ratio: int, steps: int) -> Callable[..., jax.Array]:
     """A function of a key, a `Task` and a step size: the error after each interval, [steps // INTERVAL]."""
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=kind.sampler)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)
     net = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(32), nn.relu, nn.Dense(ACTIONS)])
     period = BATCH // ratio  # steps of the environment for each batch
     explore = optax.linear_schedule(1.0, 0.1, steps // 5)
@@ -184,27 +174,13 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
             agent, state, replay = carry
             act_keys, sample_key = jnp.split(jax.random.split(jax.random.fold_in(key, t), period + 1), [period])
             state, items = jax.lax.scan(lambda state, key: act(agent.params, state, key, explore(t)), state, act_keys)
-            first = td_errors_of(agent.params, agent.target_params, items) if kind.first else None
-            replay = buffer.add(replay, items, td_errors=first)
+            replay = buffer.add(replay, items)
             sample = buffer.sample(replay, sample_key[0], BATCH)
             agent, td_errors = learn(agent, sample)
             replay = buffer.update(replay, sample.indices, td_errors)
             return (agent, state, replay), None
 
-        def recompute(agent: Agent, replay: Any, key: jax.Array) -> Any:
-            """New priorities for all stored items."""
-
-            def part(replay: Any, i: jax.Array) -> tuple[Any, None]:
-                sample = buffer.epoch(replay, key, CAPACITY // 4, step=i)
-                td_errors = td_errors_of(agent.params, agent.target_params, sample.items)
-                return buffer.update(replay, sample.indices, td_errors), None
-
-            return jax.lax.scan(part, replay, jnp.arange(4))[0]
-
         def point(carry: tuple, i: jax.Array) -> tuple[tuple, jax.Array]:
-            if kind.recompute:
-                agent, state, replay = carry
-                carry = agent, state, recompute(agent, replay, jax.random.fold_in(key, steps + i))
             carry, _ = jax.lax.scan(update, carry, i * INTERVAL + jnp.arange(0, INTERVAL, period))
             return carry, error(task, q_of(carry[0].params, jnp.arange(STATES)))
 
@@ -218,9 +194,9 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
     return train
 
 
-def run(kind: Kind, learner: str, ratio: int, steps: int, keys: jax.Array) -> np.ndarray:
+def run(sampler: Any, learner: str, ratio: int, steps: int, keys: jax.Array) -> np.ndarray:
     """Errors [tasks, step sizes, seeds, points] with a sampler."""
-    lane = make_train(kind, learner == "network", ratio, steps)
+    lane = make_train(sampler, learner == "network", ratio, steps)
     for in_axes in (0, None, None), (None, None, 0), (None, 0, None):
         lane = jax.vmap(lane, in_axes)
     tasks = jax.tree.map(lambda *x: jnp.array(x), *TASKS.values())
@@ -252,10 +228,10 @@ def main() -> None:
     about = "Uniform and prioritized replay with a table and with a network, on a chain and in a maze."
     args = Parser(about, seeds=100).parse()
     steps, ratios = (160, RATIOS[:1]) if args.short else (3_200, RATIOS)
-    short, panels, figures = {"table": ("uniform", "PER, recomputed"), "network": ("uniform",)}, {}, {}
+    short, panels, figures = {"table": ("uniform", "PER"), "network": ("uniform",)}, {}, {}
     for learner, ratio in itertools.product(STEP_SIZES, ratios):
-        title, names = f"{learner}, {ratio} for each", short[learner] if args.short else KINDS
-        errors = {name: run(KINDS[name], learner, ratio, steps, args.keys) for name in names}
+        title, names = f"{learner}, {ratio} for each", short[learner] if args.short else SAMPLERS
+        errors = {name: run(SAMPLERS[name], learner, ratio, steps, args.keys) for name in names}
         for i, task in enumerate(TASKS):
             case = {name: at_best(np.nan_to_num(x[i], nan=2.0).clip(max=2.0)) for name, x in errors.items()}  # diverged
             panels[f"{task}: {title}"] = case

@@ -170,7 +170,7 @@ class DifficultyPools:
         """
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
-        envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0))
+        envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)
         ok = sum_tree.total(envs) > 0
         if not replacement:
             env = _pool_state.env_of(jnp.arange(self.num_tasks, dtype=jnp.int32), self._sizes[0])

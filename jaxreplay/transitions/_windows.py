@@ -146,7 +146,7 @@ def transitions(
     if gamma is not None and steps.discount is not None:
         raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
     if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):
-        expected = f"one number, such as a float32[], or {list(steps.r.shape[1:])} of them"
+        expected = f"one number, such as a float32[], or float32{list(steps.r.shape[1:])}"
         raise ValueError(f"gamma: got {checks.type_text(gamma)}, expected {expected}.")
     discount = None if steps.discount is None else at(steps.discount, every)
     Rn, In = _returns(at(steps.r, every), discount, last, is_terminal, gamma, lag is None)

@@ -85,7 +85,9 @@ def test_eager_calls_donate_as_the_buffer_does():
 
 def test_a_configuration_and_its_state_in_another_order_or_of_another_buffer():
     buffer = BUFFERS["replay"]
-    rejects("config: got a ReplayState, which is not hashable", jr.bind, buffer.init(np.zeros(2)), buffer)
+    rejects(
+        "config: got a ReplayState, not hashable; give it before the state", jr.bind, buffer.init(np.zeros(2)), buffer
+    )
     rejects("state: got NoneType, expected ReplayState", jr.bind, buffer, None)
 
 

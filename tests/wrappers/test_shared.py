@@ -117,7 +117,7 @@ def test_a_call_in_the_process_that_made_it_only(monkeypatch):
         assert entered.wait(LONG)
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 0)
-            rows, start = items(numbers(0, 4)), r"start processes by multiprocessing.get_context\('spawn'\)"
+            rows, start = items(numbers(0, 4)), "start it by 'spawn'"
             for name, given in (("add", (rows,)), ("size", ()), ("close", ())):
                 message = f"{name}: this process is a fork.*{start}"
                 rejects(message, getattr(shared, name), *given, error=RuntimeError)

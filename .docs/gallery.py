@@ -27,8 +27,8 @@ OUT = ROOT / ".docs/pages/assets/gallery"
 WIDTH, COLORS = 640, 48  # pixels, and colours of the palette
 FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the share of its width to show
     "quickstart.py": ("quickstart.png", 1),
-    "studies/cliffwalk.py": ("studies/results/cliffwalk.png", 0.51),
-    "studies/curriculum.py": ("studies/results/curriculum.png", 0.25),
+    "studies/cliffwalk.py": ("studies/results/cliffwalk.png", 1),
+    "studies/curriculum.py": ("studies/results/curriculum.png", 1),
     "agents/her.py": ("studies/results/her.png", 0.51),
     "studies/how_large.py": ("studies/results/how_large.png", 1),
     "agents/levels.py": ("studies/results/levels.png", 1),
@@ -36,7 +36,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "agents/r2d2.py": ("studies/results/r2d2_cartpole.png", 1),
     "studies/rae.py": ("studies/results/rae.png", 1),
     "agents/rlpd.py": ("studies/results/rlpd.png", 1),
-    "studies/staleness.py": ("studies/results/staleness.png", 0.35),
+    "studies/staleness.py": ("studies/results/staleness.png", 1),
     "studies/sweep.py": ("studies/results/sweep.png", 1),
     "studies/when_priorities_help.py": ("studies/results/when_priorities_help.png", 1),
 }

@@ -43,7 +43,7 @@ def figures_of(curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if "half and half" in figures:
         figures |= {f"half and half less {name}": figures["half and half"] - figures[name] for name in RLPD}
     if "random" in figures:
-        figures |= {f"{name} less random": x - figures["random"] for name, x in figures.items()}
+        figures |= {f"{name} less random": x - figures["random"] for name, x in figures.items() if name != "random"}
     return figures
 
 

@@ -152,8 +152,8 @@ def test_storage_costs_one_observation_a_step():
         ({"stride": 9}, "stride=9: must be an integer from 1 to 8"),
         (
             {"stride": 7},
-            "length=8, sequence_length=3, stride=7: the buffer would at times hold no whole sequence; raise length to 9, or "
-            "lower stride to 6",
+            "length=8, sequence_length=3, stride=7: the buffer would at times hold no whole sequence; raise length to "
+            "9, or lower stride to 6",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -196,11 +197,12 @@ class _SamplerRuns:
 
 def _check_keywords(runs: _SamplerRuns) -> None:
     """Bind the arguments of each method of the base class."""
-    for name in ("insert", "restrict", "sample", "weights", "update", "priorities"):
-        takes = inspect.signature(getattr(_base.Sampler, name)).parameters.values()
+    methods = operator.attrgetter("insert", "restrict", "sample", "weights", "update", "priorities")
+    for method, of_base in zip(methods(runs.sampler), methods(_base.Sampler), strict=True):
+        takes = inspect.signature(of_base).parameters.values()
         named = {x.name: None for x in takes if x.kind is x.KEYWORD_ONLY}
         with runs.rule(rules.KEYWORDS):
-            inspect.signature(getattr(runs.sampler, name)).bind(*[None] * (len(takes) - len(named) - 1), **named)
+            inspect.signature(method).bind(*[None] * (len(takes) - len(named) - 1), **named)
 
 
 def _check_keys(runs: _SamplerRuns, state: Any) -> None:

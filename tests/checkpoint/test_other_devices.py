@@ -26,7 +26,7 @@ def sharded(buffer, count):
 
 
 def items(first, *leading):
-    ids = first + np.arange(np.prod(leading), dtype=np.int32).reshape(leading)
+    ids = np.int32(first) + np.arange(np.prod(leading), dtype=np.int32).reshape(leading)
     return {"id": ids, "half": ids.astype(jnp.bfloat16), "frame": np.stack([ids, ids], -1).astype(np.uint8)}
 
 

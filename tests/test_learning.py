@@ -70,7 +70,7 @@ def sac_on_point_mass(steps, num_envs, capacity, warmup, **constants):
 @pytest.mark.slow
 def test_sac_trains():
     sac = sac_on_point_mass(steps=20, num_envs=2, capacity=64, warmup=10, BATCH=8, WIDTH=8)
-    states = jax.jit(jax.vmap(sac.begin))(jax.random.split(seeds.key(0), 3))
+    states = jax.jit(jax.vmap(sac.init))(jax.random.split(seeds.key(0), 3))
     step = jax.vmap(sac.step, in_axes=(0, None))
     returns = np.asarray(jax.jit(lambda states: jax.lax.scan(step, states, jnp.arange(20))[1])(states))
     ends = np.isfinite(returns).any(axis=(1, 2))
@@ -86,7 +86,7 @@ def test_sac_learns_with_per():
     @jax.jit
     @jax.vmap
     def train(key):
-        before = sac.begin(key)
+        before = sac.init(key)
         return before, *jax.lax.scan(lambda state, _: sac.act(sac.learn(state), 0.0), before, length=sac.STEPS)
 
     before, after, returns = train(jax.random.split(seeds.key(0), 2))
@@ -121,7 +121,7 @@ def test_sac_learns_with_per():
 def test_sac_priorities():
     """A priority is the mean error of both critics, to the power of alpha."""
     sac = sac_on_point_mass(steps=40, num_envs=2, capacity=128, warmup=20, PRIORITIZED=True, BATCH=8, WIDTH=8)
-    state = sac.begin(seeds.key(2))
+    state = sac.init(seeds.key(2))
     sample_key, next_key = jax.random.split(state.key, 4)[1:3]
     sample = sac.buffer.sample(state.buffer, sample_key, sac.BATCH)
     next_action, logp = sac.policy(state.networks["actor"], sample.items.S_next, next_key)

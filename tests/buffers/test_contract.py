@@ -105,11 +105,17 @@ def test_eager_calls_a_scan_and_vmap_agree_bit_for_bit_and_nothing_recompiles(na
         sample = buffer.sample(state, key, 8)
         return buffer.update(state, sample.indices, jax.random.normal(key, (8,))), sample
 
+    def begin(key):  # with items to draw
+        state = buffer.init(items(0, *shape))
+        for t in range(4):
+            state = add(buffer, state, items(t, *shape), key)
+        return state
+
     def run(keys):
-        return lax.scan(lambda state, x: step(state, *x), buffer.init(items(0, *shape)), (batches, keys))
+        return lax.scan(lambda state, x: step(state, *x), begin(keys[0]), (batches, keys))
 
     scanned, mapped = jax.device_get(jax.jit(lambda keys: (lax.map(run, keys), jax.vmap(run)(keys)))(keys))
-    state = buffer.init(items(0, *shape))
+    state = begin(keys[0, 0])
     kinds, (last, samples) = types(state), at(scanned, 0)
     for t, key in enumerate(keys[0]):
         with compilations() as compiled:

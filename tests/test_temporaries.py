@@ -166,6 +166,17 @@ def test_no_copy(kind, sampler, operation, seeds):
     check_operation(LARGE[kind](SAMPLERS[sampler], seeds), ITEMS, operation, seeds)
 
 
+def test_no_copy_where_an_added_leaf_is_made_of_another_stored_one():
+    """The write of frames comes after the read that a reward is made of, although no frame depends on it."""
+    buffer = jr.ReplayBuffer(capacity=ROWS)
+
+    def step(state, items, key):
+        drawn = buffer.sample(state, key, BATCH).items
+        return buffer.add(state, items | {"reward": jnp.mean(drawn["frame"], axis=(1, 2), dtype=jnp.float32)})
+
+    check(step, abstract(buffer, ITEMS, 0), ITEMS, jax.eval_shape(lambda: jax.random.key(0)))
+
+
 @pytest.mark.parametrize("seeds", [0, rarely(8)])
 @pytest.mark.parametrize("kind", ["replay", "sequence"])
 def test_no_copy_whatever_the_dtype(kind, seeds):

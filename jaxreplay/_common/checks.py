@@ -236,8 +236,10 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
         number = float(xla.on_host(value))
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
-        rule = "a finite number" + f" of at least {low:g}" * math.isfinite(low)
-        rule = f"a number in [{low:g}, {high:g}]" if math.isfinite(high) else rule
+        if math.isfinite(high):
+            rule = f"a number in [{low:g}, {high:g}]"
+        else:
+            rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
         raise ValueError(f"{name}={brief(value)}: must be {rule}; {remedy}.")
     return value if isinstance(value, jax.Array) and traced is None else number  # pyright: ignore[reportReturnType]
 
@@ -352,7 +354,7 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
         raise ValueError(f"{name}: got a {type(indices).__name__}, expected its field: give sample.{name}.")
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
-        expected = "a vector of " * (num_axes == 1) + "integers"
+        expected = "integers" if num_axes is None else "a vector of integers"
         raise ValueError(f"{name}: got {type_text(indices)}, expected {expected}.")
     return jnp.asarray(indices)
 

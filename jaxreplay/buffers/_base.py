@@ -273,7 +273,8 @@ class Buffer(Sized, Generic[S]):
           (False, True)
         """
         check_once(self, state)
-        return ring.at_least(self._rows(state).size, self._rows(state).capacity)
+        rows = self._rows(state)
+        return ring.at_least(rows.size, rows.capacity)
 
     @property
     def num_slots(self) -> int:

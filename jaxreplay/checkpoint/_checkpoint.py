@@ -183,7 +183,8 @@ def _described(folder: str) -> dict[str, Any]:
     """The description of a checkpoint; a `ValueError` if it has another format."""
     content = _files.description(folder)
     if (found := content.get("format")) != FORMAT:
-        raise ValueError(f"{folder}: has format {str(found)[:20]!r}; this reads format {FORMAT}; use what wrote it.")
+        rule = f"this version of jaxreplay reads format {FORMAT}; use the version that wrote it"
+        raise ValueError(f"{folder}: has format {str(found)[:20]!r}; {rule}.")
     with _files.reported(folder):
         _check(content)
     return content

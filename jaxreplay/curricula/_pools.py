@@ -298,8 +298,9 @@ class DifficultyPools:
             for metric, counts in all_counts.items():
                 counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
                 share = counts / jnp.maximum(jnp.sum(counts), 1.0)
-                pools = ("normal", "easy", "hard") if metric == "pool" else (None, "easy", "hard")
-                shares |= {f"{metric}{prefix}/{name}": share[pool] for pool, name in enumerate(pools) if name}
+                shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
+                if metric == "pool":
+                    shares[f"pool{prefix}/normal"] = share[NORMAL]
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:

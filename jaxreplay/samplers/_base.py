@@ -113,7 +113,10 @@ class Sampler(abc.ABC, Generic[S]):
                 setattr(cls, name, getattr(Sampler, name))
 
     shares_key = property(lambda _: False, doc="True if all shards draw with one key, instead of each with its own.")
-    fills_rows = property(lambda _: False, doc="True if every row has an item, if any. A subclass does not inherit it.")
+    fills_rows = property(
+        lambda _: False,
+        doc="True if every row of a draw holds an item, unless there is none. A subclass does not inherit it.",
+    )
     is_distinct = property(lambda _: False, doc="True if each item is drawn once, at most as many rows as slots.")
 
     def unnormalized(self) -> Self:

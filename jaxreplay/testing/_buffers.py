@@ -211,8 +211,9 @@ def _adder(buffer: Any) -> Add:
         return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
     parameters = inspect.signature(whole_of(buffer).add).parameters
     if "ends" in parameters:
-        none = functools.partial(jnp.zeros, dtype=bool)
-        return lambda state, rows, key: buffer.add(state, rows, ends=none(jax.tree.leaves(rows)[0].shape[:2]))
+        return lambda state, items, key: buffer.add(
+            state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
+        )
     if "key" in parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

@@ -9,7 +9,7 @@ Pool p of environment e has number 3 * e + p here.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,9 @@ class Entries(NamedTuple):
     last: jax.Array
 
 
-def move(state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, *rows: jax.Array) -> PoolsState:
+def move(
+    state: PoolsState, tasks_per_env: Any, caps: Any, task: jax.Array, env: jax.Array, label: jax.Array, known: Any
+) -> PoolsState:
     """Move tasks to the pools of their labels, in order, unless a queue holds them.
 
     A member has a number in its queue, a row in the batch if it joined there, and a slot in its ring. Queues with 2 and
@@ -62,10 +64,11 @@ def move(state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, *rows: ja
       state: the pools; a queue above its cap does not grow.
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard.
-      rows: int32 [G], tasks; a task may occur more than once. int32 [G], their environments. int32 [G], pools to move
-        to. bool [G], True for rows that count.
+      task: int32 [G]; a task may occur more than once.
+      env: int32 [G], environments of the tasks.
+      label: int32 [G], pools to move to.
+      known: bool [G], True for rows that count.
     """
-    task, env, label, known = rows
     num_rows, num_tasks, num_pools = task.size, state.pool.size, state.sizes.size
     normal, pool = 3 * env, 3 * env + label
     start = normal + state.pool[task].astype(jnp.int32)

@@ -58,7 +58,7 @@ def _takes_a_step(method: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         if "done" in named or ("s_next" not in named and len(arguments) == num_needed - 1):
             found = "got done" if "done" in named else "s_next is missing, got 5 arguments of a step"
-            rule = "terminated and truncated, not done; without time limits, truncated is jnp.zeros_like(done)"
+            rule = "terminated and truncated, not done; without time limits give done, jnp.zeros_like(done)"
             raise TypeError(f"{type(arguments[0]).__name__}.{method.__name__}(): {found}, expected {rule}.")
         return method(*arguments, **named)
 

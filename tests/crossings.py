@@ -318,8 +318,9 @@ def first_plan(on, rng):
         shares = choices[rng.integers(2) if "distinct" not in used else 0]
     shares = shares[: len(wholes)]
     tracer = jr.NStep(n=2, gamma=0.9, num_envs=ROWS) if "tracer" in on.program else None
-    order = "add", *map(str, rng.permutation(["update", "set", "draw"]))
-    plan = Plan((), None, tracer, order, "max_age" in on.program, int(rng.integers(2, 5)))
+    order = [str(x) for x in rng.permutation(["add", "update", "draw"])]
+    order.insert(rng.integers(order.index("add") + 1), "set")  # an addition may replace everything
+    plan = Plan((), None, tracer, tuple(order), "max_age" in on.program, int(rng.integers(2, 5)))
     plan = made(wholes, counts[0], plan)
 
     def after(plan, event):

@@ -69,7 +69,11 @@ def test_a_configuration_that_is_no_dict_and_a_path_without_a_checkpoint(tmp_pat
     assert "the checkpoint is damaged" in capsys.readouterr().err
 
 
-def test_the_program_ends_with_the_status(tmp_path, monkeypatch):
+def test_the_program_ends_with_the_status(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: python -m jaxreplay ")
     monkeypatch.setattr(sys, "argv", ["jaxreplay", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(program.__file__, run_name="__main__")

@@ -1,5 +1,6 @@
 """The checks for buffers and samplers of one's own: ours pass, and what breaks a rule is told which one."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -139,7 +140,15 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", [name if name == "distinct" else rarely(name) for name in SAMPLERS])
 def test_our_samplers_pass(name):
-    testing.check_sampler(SAMPLERS[name], key=seeds.key(0))
+    testing.check_sampler(SAMPLERS[name], key=seeds.key(0), capacity=8)  # fewer slots than two more than its rows
+
+
+@pytest.mark.parametrize(("more", "passes"), [(85, True), (90, False)])
+def test_a_law_is_tested_at_five_standard_deviations(more, passes):
+    """Chi-squares of 28.9 and 32.4 with one degree of freedom: at most 30.8; two would make it 33.4."""
+    drawn = np.repeat([3, 5], [500 + more, 500 - more])
+    with contextlib.nullcontext() if passes else pytest.raises(AssertionError, match=testing.LAW):
+        _buffers.check_law(drawn, np.full(1000, 0.5))
 
 
 def config(**settings):

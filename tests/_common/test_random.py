@@ -6,7 +6,7 @@ import seeds
 from helpers import rejects
 from scipy import stats
 
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.random import random_bits, random_integers, random_integers64
 
 # The tests of permutations take both as they are, not jitted.
 some_bits, some_integers = jax.jit(random_bits, static_argnums=1), jax.jit(random_integers)
@@ -40,6 +40,15 @@ def test_random_integers_are_the_fraction_times_the_bound():
     for bound in (1, 2, 3, 1000, 2**20, 2**24 + 1, 2**29, 2**31 - 1):
         expected = [((int(high) << 32 | int(low)) * bound) >> 64 for high, low in bits.T]
         np.testing.assert_array_equal(some_integers(bits, np.int32(bound)), expected)
+
+
+def test_random_integers_below_a_bound_of_64_bits_are_the_fraction_times_it():
+    halves = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
+    edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
+    halves[:, :625] = np.stack(np.meshgrid(*[edges] * 4), axis=-1).reshape(625, 4).T
+    pairs = np.asarray(jax.jit(random_integers64)(tuple(halves[:2]), tuple(halves[2:]))), halves[:2], halves[2:]
+    found, x, y = ([int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)] for pair in pairs)
+    assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
 
 
 def test_random_integers_are_uniform_where_float32_is_not():

@@ -11,11 +11,10 @@ from twins import draws_of
 
 import jaxreplay as jr
 from jaxreplay._common import ring
-from jaxreplay._common.random import random_integers64
 from jaxreplay.buffers import _reservoir
 
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
-plus, product = jax.jit(_reservoir._plus), jax.jit(random_integers64)
+plus = jax.jit(_reservoir._plus)
 UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
@@ -87,21 +86,6 @@ def test_the_count_has_64_bits_and_stops(count):
     assert [high << 32 | low for high, low in zip(upper, lower, strict=True)] == [
         min(count + more, 2**64 - 1) for more in range(6)
     ]
-
-
-def test_words_of_64_bits_are_multiplied_as_integers_are():
-    halves = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
-    edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
-    halves[:, :625] = np.stack(np.meshgrid(*[edges] * 4), axis=-1).reshape(625, 4).T
-    found, x, y = (
-        [int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)]
-        for pair in (
-            np.asarray(product(tuple(halves[:2]), tuple(halves[2:]))),
-            halves[:2],
-            halves[2:],
-        )
-    )
-    assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
 
 
 # --- handles

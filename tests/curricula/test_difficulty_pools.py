@@ -162,7 +162,8 @@ def test_order_holds_when_the_counters_wrap():
     state, _ = scan_updates(pools, state, *inputs)
     env, pool = _state.pools_of(state)
     shift = state.entered + jnp.uint32(5)  # the fifth entry from now on is number 0
-    late = dataclasses.replace(state, entry=state.entry - shift[env, pool], entered=state.entered - shift)
+    ago = jnp.where(state.pool == 0, jnp.uint32(2**31), 0)  # when one entered the normal pool does not matter
+    late = dataclasses.replace(state, entry=state.entry - shift[env, pool] - ago, entered=state.entered - shift)
     last, seen = scan_updates(pools, state, *inputs)
     late, seen_late = scan_updates(pools, late, *inputs)
     assert np.all(np.asarray(late.entered)[:, 0] < 2**31)  # they have wrapped

@@ -65,6 +65,18 @@ def test_uniform_law_over_the_live_range(start, size):
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("start", "size"), [(0, 0), (3, 7)])
+def test_a_draw_without_replacement_has_every_item_once_and_then_none(start, size):
+    slots, probabilities = draw(jr.Uniform(replacement=False), None, seeds.key(0), 10, live(size, start))
+    np.testing.assert_allclose(probabilities, [1 / size] * size + [0] * (10 - size) if size else 0, rtol=1e-6)
+    assert sorted(np.asarray(slots)[:size]) == sorted((start + np.arange(size)) % 10)
+
+
+def test_a_count_of_all_shards_stops_at_the_largest_int32():
+    moved = jr.samplers.Moved(*[np.zeros((2, 1), int)] * 3)
+    assert moved.total(np.int32([2**31 - 1, 5])).tolist() == [2**31 - 1, 0]
+
+
 @pytest.mark.parametrize(("replacement", "expected"), [(True, [0.6, 0.6, 0.6, 0.6]), (False, [0.8, 0.8, 0.8, 0])])
 def test_uniform_weights_over_shards_of_different_sizes(replacement, expected):
     """Three items and seven, and four rows of each shard; without replacement three rows of the first hold one."""

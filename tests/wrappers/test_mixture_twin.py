@@ -24,7 +24,7 @@ LEAST = {
     "updates of stale items": 25,
     "of an item twice": 10,
     "TD errors refused": 10,
-    "rows set": 15,
+    "rows set": 50,
 }
 
 

@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from helpers import over_devices
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
-from jaxreplay.buffers._shards import part_of
+from jaxreplay.buffers._shards import part_of, unnormalized
 
 KEY = jax.random.key(0)
 
@@ -52,3 +53,10 @@ def test_each_shard_draws_by_its_own_key_and_a_row_weighs_what_its_shard_holds(r
     _, even = shards(part.sampler)
     first, second = jax.device_get(draw(even)).indices
     assert np.any(first != second - even.ring.period)
+
+
+def test_normalization_is_left_out_in_the_shards_too():
+    whole = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
+    for buffer, of in ((whole, lambda x: x), (over_devices(whole, 2), lambda x: x.buffer)):
+        assert of(buffer).sampler.normalize == "batch"
+        assert of(unnormalized(buffer)).sampler.normalize is None

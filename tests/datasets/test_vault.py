@@ -1,6 +1,7 @@
 """Vaults of flashbax: what is read is what flashbax reads. `vectors/record_vault.py` has recorded them."""
 
 import functools
+import json
 import pathlib
 import shutil
 
@@ -46,6 +47,16 @@ def test_a_vault_of_steps_and_its_recording_go_to_buffers(vaults):
         assert {int(x) for x in batch.A[np.asarray(batch.In) == 0]} == {3, 7, 11}
         replay = jr.ReplayBuffer(capacity=batch.batch_size)
         assert int(replay.size(replay.add(replay.init(batch), batch))) == 22
+
+
+def test_what_a_vault_of_steps_lacks_is_added(vaults):
+    path = vaults / "single.vlt" / "recorded" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    del metadata["structure_shape"]["truncated"]
+    path.write_text(json.dumps(metadata))
+    rows = jr.datasets.from_vault(path.parent).rows
+    assert {*rows} == {"observation", "action", "reward", "terminated", "truncated", "step"}
+    assert not rows["truncated"].any()
 
 
 def test_a_vault_of_several_agents(vaults):

@@ -51,6 +51,13 @@ def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wr
         assert state.size == len(kept)
 
 
+@pytest.mark.parametrize(("inserted", "expected"), [(0, 0), (5, 8), (8, 8), (-1, 0)])
+def test_an_emptied_ring_goes_on_at_slot_0_with_handles_that_were_never_used(inserted, expected):
+    state = ring.init(4)
+    state = state.replace(inserted=np.int32(inserted % state.period), size=np.int32(3)).emptied()
+    assert (int(state.inserted), int(state.size)) == (expected, 0)
+
+
 @pytest.mark.parametrize("num_rings", [1, 2, 7, 512])
 @pytest.mark.parametrize("capacity", [1, 2, 3, 10**6, 2**28, 2**29])
 def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capacity, num_rings):

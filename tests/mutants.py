@@ -62,6 +62,11 @@ NEVER_NONE = "a mixture that is made has shares; for the type checker"
 ANY_VALUES = "any random values serve"
 SURVIVORS = {
     "samplers/_recent.Recent.sample: age >= count / 2 -> ((age) > (count / 2))": "both formulas hold there",
+    "samplers/_weights._checked: not isinstance(x, jax.core.Tracer) and x.is_fully_addressable -> "
+    "((not isinstance(x, jax.core.Tracer)))": "arrays of which another process has a part",
+    'buffers/_uses.Uses.update: of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) -> '
+    'of_slots.at[slots].get(mode="fill", wrap_negative_indices=False)': "the least int32, which is below it too",
+    "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,
     "samplers/_weights.importance_weights: beta <= 1 -> ((beta) < (1))": "1 is 1 either way",
     "samplers/_prioritized.Prioritized.migrated: "
     "old_alpha is not None and np.float32(old_alpha) == alpha -> ((np.float32(old_alpha) == alpha))": (

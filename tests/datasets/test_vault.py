@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tensorstore
 from helpers import rejects
 
 import jaxreplay as jr
@@ -62,6 +63,18 @@ def test_what_a_vault_of_steps_lacks_is_added(vaults):
 def test_a_vault_of_several_agents(vaults):
     steps = read(vaults, "several.vlt", added=set())
     assert np.flatnonzero(steps.ends[:, 0]).tolist() == [5, 11], "an episode ends with its last agent"
+
+
+def test_an_episode_of_agents_with_leaves_of_their_own_ends_with_the_last(tmp_path):
+    structure = {"done": {"first": "(1, 3)", "second": "(1, 3)"}}
+    (tmp_path / "metadata.json").write_text(json.dumps({"structure_shape": structure}))
+    first, second = np.array([[False, True, False]]), np.array([[False, True, True]])
+    arrays = {"done.first./": first, "done.second./": second, "vault_index/": np.array([3], np.int32)}
+    for name, x in arrays.items():
+        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{tmp_path}/"}, "path": name}
+        spec = {"driver": "zarr", "kvstore": store, "create": True}
+        tensorstore.open(spec, dtype=x.dtype, shape=x.shape).result()[...] = x
+    assert jr.datasets.from_vault(tmp_path).ends[:, 0].tolist() == [False, True, False]
 
 
 def test_names_of_ones_own(vaults):

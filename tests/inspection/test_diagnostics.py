@@ -267,6 +267,8 @@ def test_counts_of_a_partly_filled_buffer_are_of_its_items():
         )
         drawn = jr.diagnostics(buffer, updated, jax.random.key(0))["never_updated"]
         np.testing.assert_allclose(drawn, never, atol=0.15 * (never > 0))  # five deviations of 256 draws
+    of_both = jr.diagnostics(jr.Mixture(buffers=(buffer, buffer)), (updated, updated), jax.random.key(0))
+    assert of_both["0/never_updated"] != of_both["1/never_updated"], "the sources are drawn by one key"
 
 
 @pytest.mark.parametrize("num_shards", [2, rarely(1)])

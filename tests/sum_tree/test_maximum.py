@@ -37,4 +37,6 @@ def test_the_maximum_of_a_tree():
         other, largest = refan(tree, 64 if fanout == 8 else 8)
         assert np.asarray(largest) == leaves.max()
         check_tree(other)
-    rejects("track_maximum=False", sum_tree.maximum, sum_tree.init(3))
+    without = sum_tree.init(3, fanout=2)
+    for tree in (without, sum_tree.with_fanout(without, 8)):
+        rejects("track_maximum=False", sum_tree.maximum, tree)

@@ -315,13 +315,14 @@ def in_turns(items, seed, *keys):
 
 
 def tests_of(mutant):
-    """The files of the room, those that are named as the module first, the short ones before the long."""
+    """The files of the room, those named as the module first, then the short ones; of barriers also temporaries."""
     if mutant.room in OTHER_TESTS:
         return [f"tests/{OTHER_TESTS[mutant.room]}"]
     stem = pathlib.Path(mutant.module).name.strip("_").rstrip("s")
     files = (ROOT / "tests" / mutant.room).glob("test_*.py")
     files = sorted(files, key=lambda x: (stem not in x.stem, x.stat().st_size))
     more = [f"tests/{file}" for file in MORE_TESTS.get(mutant.module, [])]
+    more += ["tests/test_temporaries.py"] * (mutant.kind == "barrier removed")
     return [*(str(file.relative_to(ROOT)) for file in files), *more]
 
 

@@ -101,6 +101,12 @@ SURVIVORS = {
     "chex.assert_trees_all_close(found, expected, rtol=1e-5)": "for numbers that cancel to nearly 0; none here",
     "sum_tree/_tree.sample_with: step += (mass - step * size) / size -> pass": "a quotient is exact but on a GPU",
     "testing/_buffers._Runs.check_modes: same(state, scanned) -> pass": "no buffer differs in a scan but not in jit",
+    "transitions/_n_step.NStep._rollout: jnp.maximum(starts, 0) -> (starts)": "of rows that are dropped, read inside",
+    "sum_tree/_tree.sample_with: mass >= 0 -> ((mass) > (0))": "no mass is in steps of none either way",
+    "testing/_samplers._SamplerRuns.check_updates: check_law(*some) -> pass": "no law is wrong only after such an error",
+    "testing/_samplers._check_keys: np.testing.assert_array_equal(first, runs.draws(state).slots) -> pass": (
+        "for samplers that call the host; a program without that draws the same again"
+    ),
     "testing/_buffers._Runs.check_draws: "
     "check_rows(sample.indices, sample.probabilities, sample.weights, self.batch_size) -> pass": OTHER_TELLS,
     "testing/_buffers._Runs.check_draws: "

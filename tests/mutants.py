@@ -103,6 +103,7 @@ SURVIVORS = {
     "testing/_buffers._Runs.check_modes: same(state, scanned) -> pass": "no buffer differs in a scan but not in jit",
     "transitions/_n_step.NStep._rollout: jnp.maximum(starts, 0) -> (starts)": "of rows that are dropped, read inside",
     "sum_tree/_tree.sample_with: mass >= 0 -> ((mass) > (0))": "no mass is in steps of none either way",
+    "testing/_samplers._SamplerRuns.check_draws: self.capacity - 1 -> (self.capacity)": "of rows of any slots",
     "testing/_samplers._SamplerRuns.check_updates: check_law(*some) -> pass": "no law of ours breaks only then",
     "testing/_samplers._check_keys: np.testing.assert_array_equal(first, runs.draws(state).slots) -> pass": (
         "for samplers that call the host; a program without that draws the same again"

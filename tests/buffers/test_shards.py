@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers import over_devices
+from helpers import over_devices, rejects
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
@@ -53,6 +53,10 @@ def test_each_shard_draws_by_its_own_key_and_a_row_weighs_what_its_shard_holds(r
     _, even = shards(part.sampler)
     first, second = jax.device_get(draw(even)).indices
     assert np.any(first != second - even.ring.period)
+
+
+def test_a_capacity_that_has_no_parts_is_refused():
+    rejects("capacity=5: must be a multiple of 2, the number of shards", part_of, jr.ReplayBuffer(capacity=5), 2)
 
 
 def test_normalization_is_left_out_in_the_shards_too():

@@ -233,3 +233,9 @@ def test_recorders_that_are_killed_at_random_moments(tmp_path, children, each):
         torn += (path / "part.new").exists()
         files.description(str(path))
     assert torn or each < 10
+
+
+def test_a_recording_without_streams(tmp_path):
+    with jr.datasets.Recorder(tmp_path / "run") as recorder:
+        recorder.add({"x": np.zeros((3, 0))}, np.zeros((3, 0), bool))
+    assert jr.datasets.load(tmp_path / "run").ends.shape == (3, 0)

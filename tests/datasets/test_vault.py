@@ -58,6 +58,7 @@ def test_what_a_vault_of_steps_lacks_is_added(vaults):
     rows = jr.datasets.from_vault(path.parent).rows
     assert {*rows} == {"observation", "action", "reward", "terminated", "truncated", "step"}
     assert not rows["truncated"].any()
+    assert jr.datasets.from_vault(path.parent, names={x: x for x in metadata["structure_shape"]}).rows.keys() == {*rows}
 
 
 def test_a_vault_of_several_agents(vaults):

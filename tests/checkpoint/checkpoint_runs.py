@@ -65,10 +65,12 @@ def assert_same(got, expected):
 
 def filled(number):
     """A state in which everything says `number`."""
-    names = ["small", "bytes", "words"]
-    shapes = [(), (2**16,), (4, 2**12)]
-    dtypes = [jnp.int32, jnp.uint8, jnp.float32]
-    return {name: jnp.asarray(np.full(*x)) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
+    arrays = {
+        "small": np.full((), number, np.int32),
+        "bytes": np.full(2**16, number, np.uint8),
+        "words": np.full((4, 2**12), number, np.float32),
+    }
+    return jax.tree.map(jnp.asarray, arrays)
 
 
 def numbers_in(state):
@@ -76,7 +78,7 @@ def numbers_in(state):
     return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
 
 
-def save_until_signalled(path, first, goes_on, connection):
+def save_until_signalled(path, goes_on, connection):
     """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk.
 
     A signal raises an error, by which the program ends unless it `goes_on`.
@@ -90,9 +92,9 @@ def save_until_signalled(path, first, goes_on, connection):
         if inside or not goes_on:  # one that comes between two saves would end the program
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
 
-    signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
-    signal.signal(signal.SIGTERM, handler)
-    for number in itertools.count(first):
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may ignore it in what runs in the background
+        signal.signal(number, handler)
+    for number in itertools.count():
         state = filled(number % 128)  # NumPy may end by a SystemError where it is interrupted
         try:
             inside = True
@@ -101,11 +103,11 @@ def save_until_signalled(path, first, goes_on, connection):
             connection.send(("returned", number))
             finish()
             connection.send(("end", number))
-            inside = False
         except (KeyboardInterrupt, SystemExit):
-            inside = False
             if not goes_on:
                 raise
+        finally:
+            inside = False
 
 
 def rewrite(folder, change):

@@ -28,12 +28,8 @@ def start(policy, numbers, version, key):
     return rows, 1 + jax.random.randint(jax.random.fold_in(key, 1), (len(numbers),), 0, 5, jnp.int32)
 
 
-def begin():
-    return _begin() | {"step": 0}
-
-
 @quick_jit
-def _begin():
+def begin():
     policy, numbers, key = jnp.zeros((NUM_PROMPTS, 5)), jnp.arange(IN_FLIGHT, dtype=jnp.int32), jax.random.key(7)
     flight, left = start(policy, numbers, 0, key)
     return {
@@ -46,7 +42,7 @@ def _begin():
         "cursor": jnp.int32(IN_FLIGHT),  # of the list of prompts
         "drawn": jnp.full(BATCH, -1, jnp.int32),  # handles of groups that were drawn, and not yet learned from
         "key": key,
-        "version": jnp.int32(0),
+        "version": jnp.int32(0),  # of the policy: steps so far
         "learned": jnp.zeros(STEPS * IN_FLIGHT, jnp.int32),  # how often, of each group ever started
     }
 
@@ -112,25 +108,18 @@ def resumed(path):
 
 def run(path, state, reached=lambda step: None, steps=STEPS, wait=False):
     """The last state of a run that goes on from `state` and is saved at `path`; calls `reached` at many moments."""
-    finish = None
-    while state["step"] < steps:
+    for step in range(int(state["version"]), steps):
         for part in (learn, generate, draw):
-            state = state | part({name: x for name, x in state.items() if name != "step"})
-            reached(state["step"])
-        state = state | {"step": state["step"] + 1}
-        if state["step"] % SAVE_EVERY == 0 or state["step"] == steps:
+            state = part(state)
+            reached(step)
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             finish = jr.save(path, CONFIG, state, wait=wait)  # all of it, in one call
-            reached(state["step"])
-    if finish is not None:
-        finish()
+            reached(step + 1)
+    finish()
     return state
 
 
 def run_until_killed(path, connection):
     jax.config.update("jax_platforms", "cpu")
-
-    def reached(step):
-        connection.send(step)
-
-    run(path, resumed(path), reached)
-    connection.send("done")
+    run(path, resumed(path), lambda step: connection.send(("step", step)))
+    connection.send(("done", 1))

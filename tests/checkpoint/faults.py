@@ -163,14 +163,6 @@ def disk(folder, options):
             pytest.fail("somebody still uses the disk")
 
 
-def fill(file, num_free):
-    """Fill the disk of a file up to some bytes."""
-    with open(file, "wb", buffering=0) as opened, contextlib.suppress(OSError):
-        while opened.write(bytes(2**16)) == 2**16:
-            pass
-    os.truncate(file, max(0, os.stat(file).st_size - num_free))
-
-
 def damaged(file):
     """Damage a file in some 14 ways in turn: other contents, or none. It is restored in the end."""
     content = file.read_bytes()

@@ -264,7 +264,7 @@ def test_an_error_of_jax_is_no_damage(two, name, monkeypatch):
     like = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in NEW.items() if name != "n"}
     assert which(two, OLD, NEW, like=like | {"n": 0}) == 1
     monkeypatch.setattr(jax, name, fails)
-    with pytest.raises(ValueError, match="^of JAX$"):
+    with pytest.raises(ValueError, match=r"^of JAX$"):
         jr.restore(two, None, like | {"n": 0})
 
 

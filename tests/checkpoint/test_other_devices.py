@@ -61,9 +61,7 @@ def saved(count):
     return for_each(filled, buffers(count))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(8, 4), *map(rarely, [(4, 0), (4, 8), (8, 2), (0, 4), (2, 1), (1, 0)])]
-)
+@pytest.mark.parametrize(("before", "after"), [(8, 4), *map(rarely, [(4, 0), (4, 8), (8, 2), (0, 4), (2, 1), (1, 0)])])
 def test_it_equals_migrate_bit_for_bit(tmp_path, before, after):
     others = {"step": 5, "params": jax.device_put(np.arange(3, dtype=np.float32))}
     state = saved(before) | others
@@ -111,15 +109,15 @@ class Other(jr.Prioritized):
 
 
 def test_what_cannot_be_moved_is_refused_by_name(tmp_path):
-    def with_other(capacity, count, sampler=Other()):
+    def replay(capacity, sampler, count):
         return over_devices(jr.ReplayBuffer(capacity=capacity, sampler=sampler), count)
 
-    saved = with_other(8, 4)
+    saved = replay(8, Other(), 4)
     jr.save(tmp_path, saved, saved.init(items(0, 8)))
     for config, message in (
-        (with_other(8, 2), r"sampler=Other\(\): cannot convert its state.*number of devices"),
-        (with_other(16, 2), r"config\.capacity: saved 8, given 16"),
-        (with_other(8, 2, jr.Uniform()), r"config\.sampler: saved .*Other', given 'jaxreplay.Uniform'"),
+        (replay(8, Other(), 2), r"sampler=Other\(\): cannot convert its state.*number of devices"),
+        (replay(16, Other(), 2), r"config\.capacity: saved 8, given 16"),
+        (replay(8, jr.Uniform(), 2), r"config\.sampler: saved .*Other', given 'jaxreplay.Uniform'"),
     ):
         with pytest.raises(ValueError, match=message):
             jr.restore(tmp_path, config, jax.eval_shape(config.init, items(0, 8)))

@@ -35,7 +35,7 @@ def start(children, num_devices, function, *arguments):
 def results(started):
     """What the function returned in each."""
     found = []
-    for process, connection in started:
+    for _, connection in started:
         assert connection.poll(LONG), "hangs"
         found.append(connection.recv())
     for process, _ in started:

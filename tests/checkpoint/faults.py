@@ -46,6 +46,12 @@ def which(path, *states, like=None):
     return same[0]
 
 
+def check_save(path, one, **settings):
+    """Save a state, which is then restored."""
+    jr.save(path, None, one, **settings)
+    assert_same(jr.restore(path, None, one), one)
+
+
 def tree(folder):
     """All that is in a folder by name: the bytes of a file, the target of a link, None for a folder."""
     found = {}
@@ -192,8 +198,7 @@ def recorded(monkeypatch):
         return info.st_mtime_ns, 0 if os.path.isdir(path) else info.st_size
 
     def everything(top):
-        found = [top, *(os.path.join(root, name) for root, *names in os.walk(top) for name in names[0] + names[1])]
-        return {os.path.relpath(path, top): state(path) for path in found}
+        return {os.path.relpath(path, top): state(path) for path in (top, *pathlib.Path(top).rglob("*"))}
 
     def record(name):
         call = getattr(os, name)

@@ -3,7 +3,6 @@
 import concurrent.futures
 import fcntl
 import functools
-import itertools
 import multiprocessing.pool
 import os
 import re
@@ -12,11 +11,10 @@ import shutil
 import threading
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, numbers_in
-from faults import LONG, damaged, refuse, tree
+from faults import LONG, assert_alone, check_save, damaged, refuse, state, tree
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _arrays, _files, _processes
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.versions
 
 
 def full(number):
-    return {"a": jnp.full((500, 7), number, jnp.int32), "b": jnp.full(3, number, jnp.int8)}
+    return jax.device_put({"a": np.full((500, 7), number, np.int32), "b": np.full(3, number, np.int8)})
 
 
 def in_threads(*functions):
@@ -79,7 +77,7 @@ def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(t
 def test_saving_beside_a_state_in_use(tmp_path):
     """In a thread: what was given, or an error where that was donated too early. In the background: what was given."""
     buffer = jr.ReplayBuffer(capacity=4096)
-    state = buffer.init(jnp.zeros((1, 16), jnp.int32))
+    state = buffer.init(np.zeros((1, 16), np.int32))
     outcomes, finishes = [], []
 
     def in_a_thread(state, path):
@@ -92,7 +90,7 @@ def test_saving_beside_a_state_in_use(tmp_path):
         for i in range(12):
             outcomes.append(threads.submit(in_a_thread, state, tmp_path / f"thread{i}"))
             finishes.append(jr.save(tmp_path / f"background{i}", buffer, state, wait=False))
-            state = buffer.add(state, jnp.full((4096, 16), i + 1, jnp.int32))
+            state = buffer.add(state, np.full((4096, 16), i + 1, np.int32))
     for i, (outcome, finish) in enumerate(zip(outcomes, finishes, strict=True)):
         finish()
         assert numbers_in(jr.restore(tmp_path / f"background{i}", buffer, state).storage) == {i}
@@ -100,13 +98,12 @@ def test_saving_beside_a_state_in_use(tmp_path):
             assert numbers_in(jr.restore(tmp_path / f"thread{i}", buffer, state).storage) == {i}
         else:
             assert "was donated to an earlier call" in refused
-            assert not (tmp_path / f"thread{i}").exists() or entries(tmp_path / f"thread{i}") == []
+            assert [*tmp_path.glob(f"thread{i}/*")] == []
     assert numbers_in(state.storage) == {12}
 
 
 def test_a_saved_state_is_still_donated_in_place(tmp_path):
-    buffer = jr.ReplayBuffer(capacity=4096)
-    rows = jnp.ones((4096, 16))
+    buffer, rows = jr.ReplayBuffer(capacity=4096), np.ones((4096, 16), np.int32)
     state = buffer.add(buffer.init(rows), rows)
     for wait in (True, False):
         place = state.storage.unsafe_buffer_pointer()
@@ -132,7 +129,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, below, wait)
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, wait):
-    first, second = jnp.asarray(np.random.default_rng(0).integers(2**30, size=(2, 3000)))  # hardly compressed
+    first, second = (state(seed, 1, 2**14) for seed in range(2))
     jr.save(tmp_path, None, first)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the description still fits
@@ -141,8 +138,7 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, w
             jr.save(tmp_path, None, second, wait=wait)()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert entries(tmp_path) == ["checkpoint_0"]
-    assert_same(jr.restore(tmp_path, None, first), first)
+    assert_alone(tmp_path, first)
 
 
 def test_which_folders_are_checkpoints(tmp_path):
@@ -185,39 +181,40 @@ def test_what_is_not_ours_is_never_deleted(tmp_path):
     (tmp_path / "checkpoint_3").write_text("text")
     others, before = {*entries(tmp_path)}, tree(tmp_path)
     for number in range(3):
-        jr.save(tmp_path, None, full(number))
-        assert_same(jr.restore(tmp_path, None, full(0)), full(number))
+        check_save(tmp_path, full(number))
     assert before.items() <= tree(tmp_path).items()
     assert {*entries(tmp_path)} - others == {"checkpoint_1005"}
 
 
-def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
+@pytest.fixture
+def before_first_call(monkeypatch):
+    """A function that lets something happen before the first call of another, and returns a list, empty from then."""
+
+    def patch(module, name, happens):
+        call, left = getattr(module, name), [happens]
+
+        def patched(*arguments, **named):
+            if left:
+                left.pop()()
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(module, name, patched)
+        return left
+
+    return patch
+
+
+def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, before_first_call):
     jr.save(tmp_path, None, full(0))
-    mkdir, calls = os.mkdir, itertools.count()
-
-    def first(path, *arguments):
-        if str(path).endswith(_files.PART) and next(calls) == 0:
-            shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1")
-        mkdir(path, *arguments)
-
-    monkeypatch.setattr(os, "mkdir", first)
-    jr.save(tmp_path, None, full(2), keep=3)
+    before_first_call(os, "mkdir", lambda: shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1"))
+    check_save(tmp_path, full(2), keep=3)
     assert entries(tmp_path) == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
-    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
 
 
-def test_a_folder_that_another_writer_deletes_before_it_is_locked(tmp_path, monkeypatch):
-    lock, calls = fcntl.flock, itertools.count()
-
-    def late(file, how):
-        if next(calls) == 0:
-            os.rmdir(tmp_path / "checkpoint_0.part")
-        lock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    jr.save(tmp_path, None, full(1))
+def test_a_folder_that_another_writer_deletes_before_it_is_locked(tmp_path, before_first_call):
+    before_first_call(fcntl, "flock", lambda: os.rmdir(tmp_path / "checkpoint_0.part"))
+    check_save(tmp_path, full(1))
     assert entries(tmp_path) == ["checkpoint_1"]
-    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
 
 
 def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
@@ -228,9 +225,8 @@ def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
         assert_same(jr.restore(tmp_path, None, full(0), step=10 * number), full(number))
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint of step 10 there"):
         jr.restore(tmp_path, None, full(0), step=10)
-    jr.save(tmp_path, None, full(7), step=20, keep=3)  # of a run that has gone back
+    check_save(tmp_path, full(7), step=20, keep=3)  # of a run that has gone back
     assert_same(jr.restore(tmp_path, None, full(0), step=20), full(7))
-    assert_same(jr.restore(tmp_path, None, full(0)), full(7))
     jr.save(tmp_path, None, full(8))
     assert entries(tmp_path) == ["checkpoint_6"]
     with pytest.raises(FileNotFoundError, match="step 20"):
@@ -246,8 +242,8 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     states = [
         {str(i): jax.device_put(rng.integers(0, 99, (i, 40)).astype(np.uint8)) for i in range(11)} for _ in range(2)
     ]
-    for step, state in enumerate(states):
-        jr.save(tmp_path, None, state, step=step, keep=2)
+    for step, one in enumerate(states):
+        jr.save(tmp_path, None, one, step=step, keep=2)
     ways = 0
     for file in sorted(file for file in (tmp_path / "checkpoint_1").rglob("*") if file.is_file()):
         for _ in damaged(file):
@@ -271,14 +267,12 @@ def test_a_half_copied_checkpoint_is_named_and_does_not_stand_in_the_way(tmp_pat
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     with pytest.raises(ValueError, match=r"checkpoint_0: the checkpoint is damaged"):
         jr.restore(tmp_path, None, full(0))
-    jr.save(tmp_path, None, full(2), keep=2**31 - 1)
-    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
+    check_save(tmp_path, full(2), keep=2**31 - 1)
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
-    jr.save(tmp_path, None, full(1))
-    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
+    check_save(tmp_path, full(1))
     assert entries(tmp_path) == ["checkpoint_0"]
 
 
@@ -289,25 +283,18 @@ def test_a_url_is_no_folder():
 
 
 @pytest.mark.parametrize(("module", "name"), [(_files, "description"), (_arrays, "load"), (_files, "read")])
-def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, module, name):
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, before_first_call, module, name):
     jr.save(tmp_path, None, full(1))
-    call, calls = getattr(module, name), itertools.count()
-
-    def replace_once(*arguments, **named):
-        if next(calls) == 0:
-            jr.save(tmp_path, None, full(2))
-        return call(*arguments, **named)
-
-    monkeypatch.setattr(module, name, replace_once)
+    left = before_first_call(module, name, lambda: jr.save(tmp_path, None, full(2)))
     assert_same(jr.restore(tmp_path, None, full(0)), full(2))
-    assert next(calls) > 1
+    assert not left
 
 
 # --- several processes of one program, played by threads
 
 
 @pytest.fixture
-def two(monkeypatch):
+def two():
     """A function that calls another in two threads, each of which is a process to the checkpoint; what comes of it."""
     local, told, together = threading.local(), {}, threading.Barrier(2, timeout=LONG)
 

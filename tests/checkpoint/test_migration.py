@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 from itertools import chain
 

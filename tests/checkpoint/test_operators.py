@@ -21,6 +21,7 @@ from faults import (
     WITHIN,
     Fails,
     assert_alone,
+    check_save,
     hooked,
     in_time,
     refuse,
@@ -70,17 +71,15 @@ def test_what_was_moved_to_an_archive_and_linked_back_stays_there(two, part, rel
     if part == "checkpoint_1":
         assert which(two, OLD, NEW) == 1
     for one in (NEXT, OLD, NEXT):
-        jr.save(two, None, one, keep=1)
+        check_save(two, one, keep=1)
         assert tree(archive.parent) == before
-        assert_same(jr.restore(two, None, one), one)
     assert len([x for x in os.listdir(two) if not (two / x).is_symlink() and not x.endswith(".part")]) == 1
 
 
 def test_a_path_that_is_a_link_to_a_folder(two):
     link = two.parent / "link"
     link.symlink_to(two)
-    jr.save(link, None, NEXT)
-    assert_same(jr.restore(link, None, NEXT), NEXT)
+    check_save(link, NEXT)
     assert link.is_symlink()
     assert_alone(two, NEXT)
 
@@ -105,8 +104,7 @@ def test_a_save_into_a_checkpoint_is_refused(two, inside, wait):
 def test_a_path_may_have_the_name_of_a_checkpoint(tmp_path):
     path = tmp_path / "checkpoint_1"
     for one in (OLD, NEW):
-        jr.save(path, None, one)
-        assert_same(jr.restore(path, None, one), one)
+        check_save(path, one)
     assert_alone(path, NEW)
 
 
@@ -171,13 +169,10 @@ def test_a_save_in_the_background_that_failed_unseen_is_told_by_the_next(tmp_pat
 
 
 FAILS_UNSEEN = """
-    import errno, os, sys
-    import jaxreplay as jr
+    import os, sys
+    import faults, jaxreplay as jr
 
-    def refuse(*_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    os.rename = refuse
+    os.rename = faults.refuse
     jr.save(sys.argv[1], None, 1, wait=False)
     sys.exit(int(sys.argv[2]))
 """
@@ -216,8 +211,7 @@ def test_what_else_is_in_the_folder_makes_nothing_hang(two, name, capsys):
         assert which(two, OLD, NEW) == 1
         assert main([str(two)]) == 0
         assert_same(jr.restore(two, None, OLD, step=0), OLD)
-        jr.save(two, None, NEXT)
-        assert_same(jr.restore(two, None, NEXT), NEXT)
+        check_save(two, NEXT)
     assert "arrays and numbers" in capsys.readouterr().out
 
 

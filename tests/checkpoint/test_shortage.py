@@ -13,8 +13,7 @@ import shutil
 import time
 
 import pytest
-from checkpoint_runs import assert_same
-from faults import OPENS, QUIET, Fails, assert_alone, disk, hooked, state, tree, which
+from faults import OPENS, QUIET, Fails, assert_alone, check_save, disk, hooked, state, tree, which
 from helpers import rarely
 
 import jaxreplay as jr
@@ -123,10 +122,9 @@ def test_parts_without_a_writer_are_deleted_and_others_stay(tmp_path):
     fcntl.flock(writer, fcntl.LOCK_EX)  # it is alive
     before = tree(tmp_path / "checkpoint_7.part")
     for one, number in ((NEW, 8), (NEXT, 9)):
-        jr.save(tmp_path, None, one)
+        check_save(tmp_path, one)
         assert sorted(os.listdir(tmp_path)) == ["checkpoint_7.part", f"checkpoint_{number}"]
         assert tree(tmp_path / "checkpoint_7.part") == before
-        assert_same(jr.restore(tmp_path, None, one), one)
     os.close(writer)
     jr.save(tmp_path, None, OLD)
     assert_alone(tmp_path, OLD)

@@ -1,6 +1,7 @@
 """Saves that are cut off: by signals, errors and power cuts. A complete checkpoint is always there."""
 
 import collections
+import io
 import itertools
 import os
 import random
@@ -13,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_runs import assert_same, filled, numbers_in, save_until_signalled
+from checkpoint_runs import assert_same, filled, numbers_in
 from faults import LONG, Child, check_durable, in_time, recorded, run_program
-from helpers import rarely
+from helpers import interruptible, rarely
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _files
@@ -25,20 +26,23 @@ pytestmark = pytest.mark.versions
 LIKE = filled(0)
 
 
-class Saving(Child):
-    """A process that saves for ever, and the numbers of the saves that have come to each event."""
+def save_until_signalled(path, connection):
+    """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk."""
+    jax.config.update("jax_platforms", "cpu")
+    sys.stderr = io.StringIO()  # of the error by which it ends
+    interruptible()
 
-    def __init__(self, children, path, goes_on=False):
-        super().__init__(children, save_until_signalled, path, goes_on)
-        self.last.update(returned=-1, end=-1)
-        self.wait("end", 1)
-        started = time.monotonic()
-        self.wait("end", 3)
-        self.duration = (time.monotonic() - started) / 2
+    def handler(number, _):
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
 
-    def at_a_random_moment(self, rng, number):
-        time.sleep(self.duration * 2 * rng.random())
-        os.kill(self.process.pid, number)
+    signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
+    signal.signal(signal.SIGTERM, handler)
+    for number in itertools.count():
+        connection.send(("begin", number))
+        finish = jr.save(path, None, filled(number % 128), step=number, wait=number % 2 > 0, keep=2)
+        connection.send(("returned", number))
+        finish()
+        connection.send(("end", number))
 
 
 def check_left(path):
@@ -46,8 +50,8 @@ def check_left(path):
     assert [*path.glob("*.part/arrays*")] == []
 
 
-def restored(path, like=LIKE, step=None):
-    (number,) = numbers_in(jr.restore(path, None, like, step=step))
+def restored(path, like=LIKE):
+    (number,) = numbers_in(jr.restore(path, None, like))
     return number
 
 
@@ -56,8 +60,12 @@ def test_a_program_that_is_ended_at_any_moment_leaves_a_complete_checkpoint(tmp_
     """Also the save that had begun, unless it was killed: it is completed, and then the program ends."""
     rng, seen, path = random.Random(0), collections.Counter(), tmp_path / "run"
     for number in [signal.SIGKILL, signal.SIGINT, signal.SIGTERM] * each:
-        saving = Saving(children, path)
-        saving.at_a_random_moment(rng, number)
+        saving = Child(children, save_until_signalled, path)
+        saving.wait("end", 1)
+        started = time.monotonic()
+        saving.wait("end", 3)
+        time.sleep((time.monotonic() - started) * rng.random())
+        os.kill(saving.process.pid, number)
         assert saving.ended() == (-number if number == signal.SIGKILL else 1), "it does not end"
         last, found = saving.last, restored(path)
         assert last["end" if number == signal.SIGKILL else "returned"] % 128 <= found <= last["begin"] % 128
@@ -69,24 +77,6 @@ def test_a_program_that_is_ended_at_any_moment_leaves_a_complete_checkpoint(tmp_
         assert len(_files.numbers(path)) == 2
     assert seen["unfinished"] > each // 2
     assert seen["left over"] > 0 or each < 10, seen
-
-
-@pytest.mark.parametrize("count", [7, rarely(80)])
-def test_a_program_that_goes_on_after_interrupts_saves_rightly(tmp_path, children, count):
-    rng, saving = random.Random(0), Saving(children, tmp_path, goes_on=True)
-    for _ in range(count):
-        saving.at_a_random_moment(rng, rng.choice([signal.SIGINT, signal.SIGTERM]))
-        saving.read()
-        ended = saving.last["end"]
-        assert restored(tmp_path) >= 0
-        saving.wait("end", ended + 1)
-        os.kill(saving.process.pid, signal.SIGSTOP)  # else it may save, and delete, several more meanwhile
-        saving.read()
-        assert restored(tmp_path, step=saving.last["end"]) == saving.last["end"] % 128
-        os.kill(saving.process.pid, signal.SIGCONT)
-    saving.process.kill()
-    assert saving.ended() == -signal.SIGKILL
-    assert saving.last["end"] % 128 <= restored(tmp_path) <= saving.last["begin"] % 128
 
 
 def test_a_save_after_an_interrupted_one_is_the_newest(tmp_path, monkeypatch):

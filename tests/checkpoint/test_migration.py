@@ -56,6 +56,20 @@ def expected_leaf(old, new, leaf, max_priority):
     return (leaf ** (1 / old.alpha)) ** new.alpha if leaf > 0 or new.alpha == 0 else 0.0
 
 
+def check_goes_on(buffer, state, expected):
+    """Check that a state is as `init` gives it but for its values, and that the next items overwrite the oldest."""
+    fresh, num_shards = buffer.init(items(np.zeros(8))), len(expected)
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True):
+        assert (found.shape, found.dtype, found.sharding) == (like.shape, like.dtype, like.sharding)
+    np.testing.assert_array_equal(state.ring.period, fresh.ring.period)
+    added = np.arange(100, 108).reshape(num_shards, -1).tolist()
+    ids = [[i for i, *_ in shard] + more for shard, more in zip(expected, added, strict=True)]
+    capacity = getattr(buffer, "buffer", buffer).capacity // num_shards
+    found = contents(buffer, buffer.add(state, items(np.arange(100, 108))))
+    assert [[i for i, *_ in shard] for shard in found] == [shard[-capacity:] for shard in ids]
+
+
 FEW = st.sampled_from([((8, 0, UNIFORM), (16, 2, PER)), ((16, 4, SAMPLERS[2]), (24, 0, PER))])
 ANY = st.tuples(
     st.tuples(st.sampled_from([8, 16]), st.sampled_from([0, 2, 4]), st.sampled_from(SAMPLERS[:3])),
@@ -96,38 +110,16 @@ def test_items_and_priorities_equal_the_twins(layouts, data, masks, td_errors):
         np.testing.assert_allclose(leaf, expected_leaf(old[2], new[2], old_leaf, max_priority), rtol=1e-5)
     assert contents(old_buffer, state) == before
     assert np.asarray(found.uses.late).sum() == np.asarray(state.uses.late).sum()
-    if new[2] == UNIFORM:
-        return
-    updates, rejected = (0, 0) if old[2] == UNIFORM else (state.sampler.updates, state.sampler.rejected)
-    for shard in stacked(new_buffer, found)[0]:
-        check_tree(shard.sampler.tree)
-        assert shard.sampler.max_priority == max_priority
-        assert shard.sampler.updates == np.max(updates)
-    assert np.asarray(found.sampler.rejected).sum() == np.asarray(rejected).sum()
-    if old[2] != UNIFORM and old[2].alpha == new[2].alpha:
-        assert set(chain(*after)) <= set(chain(*before))  # to the bit
-
-
-def test_a_migrated_state_is_one_of_the_new_buffer():
-    """Same types and layout as `init` gives, and it goes on: the next items overwrite the oldest."""
-    old, new = (
-        make(jr.ReplayBuffer(capacity=capacity, sampler=PER, count_updates=True), shards)
-        for capacity, shards in ((16, 4), (8, 2))
-    )
-    state = old.init(items(np.zeros(8)))
-    for t in range(3):
-        state = old.add(state, items(8 * t + np.arange(8)))
-    state = jr.migrate(old, state, new)
-    fresh = new.init(items(np.zeros(8)))
-    assert jax.tree.structure(state) == jax.tree.structure(fresh)
-    for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True):
-        assert (found.shape, found.dtype, found.sharding) == (like.shape, like.dtype, like.sharding)
-    state = new.add(state, items(100 + np.arange(4)))
-    assert [[i for i, *_ in shard] for shard in contents(new, state)] == [[17, 21, 100, 101], [19, 23, 102, 103]]
-    sample = new.sample(state, jax.random.key(0), 64)
-    np.testing.assert_array_equal(new.get(state, sample.indices)["id"], sample.items["id"])
-    state = new.update(state, sample.indices, np.ones(64))
-    assert np.all(np.asarray(state.sampler.updates) == 1)
+    if new[2] != UNIFORM:
+        updates, rejected = (0, 0) if old[2] == UNIFORM else (state.sampler.updates, state.sampler.rejected)
+        for shard in stacked(new_buffer, found)[0]:
+            check_tree(shard.sampler.tree)
+            assert shard.sampler.max_priority == max_priority
+            assert shard.sampler.updates == np.max(updates)
+        assert np.asarray(found.sampler.rejected).sum() == np.asarray(rejected).sum()
+        if old[2] != UNIFORM and old[2].alpha == new[2].alpha:
+            assert set(chain(*after)) <= set(chain(*before))  # to the bit
+    check_goes_on(new_buffer, found, expected)
 
 
 @pytest.mark.parametrize("num_shards", [0, rarely(4)])

@@ -1,6 +1,7 @@
 """A program that is interrupted again and again, at any moment, and finds out what that did."""
 
 import collections
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -35,10 +36,10 @@ class Program:
     """
 
     def __init__(self):
-        self.buffer = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
-        self.shared = jr.Shared(self.buffer, self.buffer.init(np.zeros(1, np.int32)))
-        self.idle = jr.Shared(self.buffer, self.buffer.init(np.zeros(1, np.int32)), ratio=1)  # no one adds
-        self.closed = jr.Shared(self.buffer, self.buffer.init(np.zeros(1, np.int32)))
+        self.buffer = buffer = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
+        rows = np.zeros(1, np.int32)
+        self.shared, self.closed = (jr.Shared(buffer, buffer.init(rows)) for _ in range(2))
+        self.idle = jr.Shared(buffer, buffer.init(rows), ratio=1)  # no one adds
         self.number = 0
         self.add()
         self.handles, self.td_errors = jnp.arange(8), jnp.ones(8)
@@ -77,31 +78,28 @@ class Program:
 
     def check(self):
         """What the last interrupt did; another thread looks, as a lock of this thread does not stop this one."""
-        found = []
-
-        def look():
-            try:
-                for shared in (self.idle, self.closed, self.shared):
-                    with shared.state(timeout=PATIENCE) as cell:
-                        newest = self.buffer.get(cell.state, self.buffer.newest(cell.state, 1))
-                found.append(int(newest[0]))
-            except TimeoutError:
-                found.append("held")
-            except (RuntimeError, ValueError):
-                found.append("lost")
-
-        looks = threading.Thread(target=look)
-        looks.start()
-        looks.join()
-        found = found[0]
-        if isinstance(found, str):
-            return found
+        looks = concurrent.futures.ThreadPoolExecutor(1)
+        try:
+            found = looks.submit(self.newest).result()
+        except TimeoutError:
+            return "held"
+        except (RuntimeError, ValueError):
+            return "lost"
+        finally:
+            looks.shutdown()
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return "handler"
         if found not in (self.number - 1, self.number):  # the interrupt came before the number was raised
             return "wrong"
         self.number = found + 1
         return "right"
+
+    def newest(self):
+        """The newest item, once all states were taken."""
+        for shared in (self.idle, self.closed, self.shared):
+            with shared.state(timeout=PATIENCE) as cell:
+                newest = self.buffer.get(cell.state, self.buffer.newest(cell.state, 1))
+        return int(newest[0])
 
 
 def interrupted(sender, call):
@@ -117,8 +115,8 @@ def interrupted(sender, call):
         pass
 
 
-def process(count, connection):
-    """The body of a process: sends how many interrupts of each call had which effect."""
+def process(count):
+    """The body of a process: how many interrupts of each call had which effect."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
     interruptible()
     sender = subprocess.Popen([sys.executable, "-c", SENDER], stdin=subprocess.PIPE, text=True)
@@ -134,4 +132,4 @@ def process(count, connection):
     program.thread.join()
     sender.stdin.close()
     sender.wait()
-    connection.send({call: dict(found) for call, found in results.items()})
+    return {call: dict(found) for call, found in results.items()}

@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import seeds
-from helpers import items, over_devices
+from helpers import items, over_devices, rejects
 
 import jaxreplay as jr
 
@@ -18,10 +18,11 @@ PER = jr.Prioritized(alpha=0.7, epsilon=0.01)
 
 
 class Kind:
-    """A buffer, and the rows that a thread adds to it; `spread` numbers a thread's rows."""
+    """A buffer, and the rows that a thread adds to it; of four sources, each is of the streams of a thread."""
 
-    def __init__(self, buffer, *, reservoir=False, sequence=False, sources=1):
-        self.buffer, self.reservoir, self.sequence, self.sources = buffer, reservoir, sequence, sources
+    def __init__(self, buffer, sources=1):
+        self.buffer, self.sources = buffer, sources
+        self.reservoir, self.sequence = isinstance(buffer, jr.ReservoirBuffer), sources == 4
 
     def rows(self, ids):
         """Rows of the numbers `ids`: [ROWS], or the steps of both streams of a source."""
@@ -37,8 +38,8 @@ def kinds():
     streams = jr.SequenceBuffer(length=24, num_envs=NUM_ENVS, sequence_length=3, sampler=PER)
     return {
         "replay": Kind(replay),
-        "reservoir": Kind(jr.ReservoirBuffer(capacity=64, sampler=PER), reservoir=True),
-        "sequences": Kind(jr.Mixture(buffers=(streams,) * 4, weights="joint"), sequence=True, sources=4),
+        "reservoir": Kind(jr.ReservoirBuffer(capacity=64, sampler=PER)),
+        "sequences": Kind(jr.Mixture(buffers=(streams,) * 4, weights="joint"), sources=4),
         "mixture": Kind(jr.Mixture(buffers=(replay,) * 2), sources=2),
         "sharded": Kind(over_devices(replay, 2)),
     }
@@ -47,29 +48,21 @@ def kinds():
 def recording(buffer, log):
     """The same buffer, which also appends its calls to `log`: name, arguments, and the result of a draw."""
 
-    class Recording(type(buffer)):
-        def _call(self, name, state, arguments, named):
+    def recorded(name):
+        method = getattr(type(buffer), name)
+        method = method.dispatch if name == "sample" else method
+
+        def call(self, state, *arguments, **named):
             given = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, (arguments, named))
-            method = getattr(type(buffer), name)
-            result = (method.dispatch if name == "sample" else method)(self, state, *arguments, **named)
+            result = method(self, state, *arguments, **named)
             log.append((name, *given, result if name == "sample" else None))
             return result
 
-        def add(self, state, *arguments, **named):
-            return self._call("add", state, arguments, named)
+        call.dispatch = call
+        return call
 
-        def update(self, state, *arguments, **named):
-            return self._call("update", state, arguments, named)
-
-        def set(self, state, *arguments, **named):
-            return self._call("set", state, arguments, named)
-
-        def sample(self, state, *arguments):
-            return self._call("sample", state, arguments, {})
-
-        sample.dispatch = sample
-
-    made = object.__new__(Recording)
+    calls = {name: recorded(name) for name in ("add", "update", "set", "sample")}
+    made = object.__new__(type("Recording", (type(buffer),), calls))
     vars(made).update(vars(buffer))
     return made
 
@@ -87,9 +80,7 @@ class Storm:
     def __init__(self, name, seconds, seed):
         self.kind, self.seconds, self.name, self.seed = kinds()[name], seconds, name, seed
         self.log, self.balances, self.counted = [], [], 0
-        self.own = collections.defaultdict(list)
-        self.happened = collections.Counter()
-        self.rng = seeds.rng("storm", name, seed=seed)
+        self.own, self.happened = collections.defaultdict(list), collections.Counter()
         buffer = self.kind.buffer
         self.start = lambda: buffer.init(self.kind.rows(np.arange(ROWS, dtype=np.int32)))
         self.shared = jr.Shared(recording(buffer, self.log), self.start(), ratio=2, min_size=12)
@@ -113,10 +104,8 @@ class Storm:
         named = {} if kind.sequence else {"mask": given_mask if rng.random() < 0.5 else jax.numpy.asarray(mask)}
         key = (jax.random.key(first),) if kind.reservoir else ()
         source = thread % kind.sources
-        if kind.sources > 1:
-            self.shared.actor(source).add(rows, *key, timeout=timeout, **named)
-        else:
-            self.shared.add(rows, *key, timeout=timeout, **named)
+        add = self.shared.actor(source).add if kind.sources > 1 else self.shared.add
+        add(rows, *key, timeout=timeout, **named)
         own.append((ids, mask, source))
         jax.tree.map(lambda x: x.fill(-1), rows)
         given_mask[:] = True
@@ -151,10 +140,7 @@ class Storm:
                     assert len(jax.tree.leaves(cell.state)) > 3
                     raise KeyError
             elif what == 5:
-                try:
-                    shared.update(np.zeros(8, np.float32), np.zeros(8, np.float32))
-                except ValueError:
-                    self.happened["arguments refused"] += 1
+                rejects("indices", shared.update, np.zeros(8, np.float32), np.zeros(8, np.float32))
             elif what == 6:
                 with shared.state(drawn=DRAWN, timeout=0.05) as cell:
                     key = jax.random.key(int(rng.integers(2**31)))
@@ -186,7 +172,7 @@ class Storm:
         while len(self.log) < 100 and not errors and time.monotonic() < end:
             time.sleep(0.01)  # programs are being compiled
         time.sleep(self.seconds)
-        cause = RuntimeError("injected") if self.rng.random() < 0.5 else None
+        cause = RuntimeError("injected") if seeds.rng("storm", self.name, seed=self.seed).random() < 0.5 else None
         self.shared.close(cause)
         for thread in threads:
             thread.join(LIMIT)
@@ -213,18 +199,13 @@ class Storm:
                 ids = ids[:, 0] if self.kind.sequence else ids
                 mask = np.asarray(named.get("mask", np.ones(ROWS, bool)))
                 found[int(ids[0]) // 10**6].append((ids, mask, source))
-        assert {thread: len(calls) for thread, calls in found.items()} == {
-            thread: len(calls) for thread, calls in self.own.items() if calls
-        }
-        for thread, calls in found.items():
-            jax.tree.map(np.testing.assert_array_equal, calls, self.own[thread])
+        jax.tree.map(np.testing.assert_array_equal, {**found}, {k: calls for k, calls in self.own.items() if calls})
 
     def check_twin(self):
         """A single thread that repeats the log gets the same bits."""
         buffer, state = self.shared.buffer, self.start()
         for name, arguments, named, drawn in [*self.log]:
-            method = getattr(type(buffer), name)
-            result = (method.dispatch if name == "sample" else method)(buffer, state, *arguments, **named)
+            result = getattr(buffer, name)(state, *arguments, **named)
             if name == "sample":
                 jax.tree.map(np.testing.assert_array_equal, result, drawn)
             else:

@@ -3,19 +3,16 @@
 import contextlib
 import os
 import signal
-import threading
 import time
 import types
 
 import interrupts
-import jax
 import pytest
-from helpers import items, numbers, rarely, rejects
+from helpers import rarely, rejects
+from test_shared import KEY, LONG, SOON, batch, held, shared_replay, thread
 
 import jaxreplay as jr
 from jaxreplay._common import signals
-
-KEY = jax.random.key(0)
 
 
 class FirstError(Exception):
@@ -39,29 +36,20 @@ def handlers():
     assert [signal.signal(number, handler) for number, handler in old.items()] == [handler] * 2
 
 
-def shared_replay(**settings):
-    buffer = jr.ReplayBuffer(capacity=16)
-    return jr.Shared(buffer, buffer.init(items(numbers(0, 4))), **settings)
-
-
 @pytest.mark.parametrize("count", [60, rarely(3_000)])
 def test_at_any_moment_they_lose_nothing_and_leave_nothing_locked(children, count):
-    ours, theirs = children.Pipe(duplex=False)
-    process = children.Process(target=interrupts.process, args=(count, theirs))
-    process.start()
-    theirs.close()
-    assert ours.recv() == {call: {"right": count // len(interrupts.CALLS)} for call in interrupts.CALLS}
-    process.join(60)
-    assert process.exitcode == 0
+    with children.Pool(1) as processes:
+        found = processes.apply_async(interrupts.process, (count,)).get(600)
+    assert found == {call: {"right": count // len(interrupts.CALLS)} for call in interrupts.CALLS}
 
 
 def test_a_block_is_interrupted_at_its_end(handlers):
     shared = shared_replay(ratio=1)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
 
     def block():
         with shared.state() as cell:
-            state = shared.buffer.add(cell.state, items(numbers(4, 4)))
+            state = shared.buffer.add(cell.state, batch(4))
             signal.raise_signal(signal.SIGUSR1)
             cell.state = state
 
@@ -91,7 +79,7 @@ def test_an_error_of_a_call_is_the_context_of_an_interrupt(handlers):
     with pytest.raises(FirstError) as caught:
         block()
     assert isinstance(caught.value.__context__, KeyError)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
 
 
 def test_blocks_of_two_are_interrupted_at_the_end_of_the_outer_one(handlers):
@@ -101,7 +89,7 @@ def test_blocks_of_two_are_interrupted_at_the_end_of_the_outer_one(handlers):
         with outer.state():
             with inner.state():
                 signal.raise_signal(signal.SIGUSR1)
-            inner.add(items(numbers(0, 4)))
+            inner.add(batch())
             reached.append(inner.size())
 
     rejects("stop", block, error=FirstError)
@@ -109,33 +97,20 @@ def test_blocks_of_two_are_interrupted_at_the_end_of_the_outer_one(handlers):
 
 
 def test_a_thread_that_waits_is_interrupted(handlers):
-    shared, busy, leave = shared_replay(ratio=1), threading.Event(), threading.Event()
-
-    def hold():
-        with shared.state():
-            busy.set()
-            leave.wait(20)
+    shared = shared_replay(ratio=1)
 
     def interrupt():
-        time.sleep(0.05)
+        time.sleep(SOON)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    for call in (lambda: shared.sample(KEY, 1), lambda: shared.sample(KEY, 1, timeout=20)):
-        killer = threading.Thread(target=interrupt)
-        killer.start()
-        rejects("stop", call, error=FirstError)  # no one adds
-        killer.join()
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert busy.wait(20)
-    for call in (shared.size, shared.close):
-        killer = threading.Thread(target=interrupt)
-        killer.start()
-        rejects("stop", call, error=FirstError)  # for the lock
-        killer.join()
-    leave.set()
-    holder.join()
-    shared.add(items(numbers(0, 4)))
+    for timeout in (None, LONG):
+        with thread(interrupt):
+            rejects("stop", shared.sample, KEY, 1, timeout=timeout, error=FirstError)  # no one adds
+    with held(shared.state()):
+        for call in (shared.size, shared.close):
+            with thread(interrupt):
+                rejects("stop", call, error=FirstError)  # for the lock
+    shared.add(batch())
     assert (shared.size(), shared.closed) == (4, False)
 
 
@@ -143,7 +118,7 @@ def test_a_handler_may_use_it():
     shared, found = shared_replay(), []
 
     def handler(number, frame):
-        shared.add(items(numbers(4, 4)))
+        shared.add(batch(4))
         with shared.state() as cell:
             found.append(int(shared.buffer.size(cell.state)))
         shared.close()
@@ -151,7 +126,7 @@ def test_a_handler_may_use_it():
     old = signal.signal(signal.SIGUSR1, handler)
     with contextlib.suppress(jr.Closed), shared.state() as cell:
         signal.raise_signal(signal.SIGUSR1)
-        cell.state = shared.buffer.add(cell.state, items(numbers(0, 4)))
+        cell.state = shared.buffer.add(cell.state, batch())
     assert (signal.signal(signal.SIGUSR1, old), found, shared.closed) == (handler, [8], True)
 
 
@@ -189,9 +164,7 @@ def test_other_threads_hold_nothing(handlers):
         with signals.Held():
             seen.append(type(signal.getsignal(signal.SIGUSR1)))
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    with signals.Held():
-        seen.append(type(signal.getsignal(signal.SIGUSR1)))
+    with thread(work):
+        pass
+    work()
     assert seen == [type(work), signals.Held]

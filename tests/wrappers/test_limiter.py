@@ -26,15 +26,6 @@ def call(limiter, added, drawn):
     return passes
 
 
-def test_whoever_is_ahead_waits():
-    it = limiter(ratio=4, slack=32)
-    assert [call(it, 8, 0) for _ in range(2)] == [True, False]
-    assert it.balance == 32
-    assert [call(it, 0, 16) for _ in range(5)] == [True] * 4 + [False]
-    assert it.balance == -32
-    assert (it.added, it.drawn) == (8, 64)
-
-
 def test_by_default_each_side_can_be_one_call_ahead():
     it = limiter(ratio=2)
     assert call(it, 3, 0)

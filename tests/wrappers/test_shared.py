@@ -38,8 +38,8 @@ def replay(capacity=16, **settings):
     return buffer, buffer.init(batch())
 
 
-def shared_replay(capacity=16, **settings):
-    return jr.Shared(*replay(capacity), **settings)
+def shared_replay(**settings):
+    return jr.Shared(*replay(), **settings)
 
 
 @contextlib.contextmanager

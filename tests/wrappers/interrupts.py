@@ -1,8 +1,8 @@
 """A program that is interrupted again and again, at any moment, and finds out what that did."""
 
-import collections
 import concurrent.futures
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -23,7 +23,6 @@ for line in sys.stdin:
     time.sleep(random.random() ** 2 * 0.002)
     os.kill(int(line), signal.SIGINT)
 """
-CALLS = ("update", "add", "block", "sample", "wait", "close")
 PATIENCE = 5.0  # seconds, until a lock counts as held
 KEY = jax.random.key(0)
 
@@ -40,11 +39,28 @@ class Program:
         rows = np.zeros(1, np.int32)
         self.shared, self.closed = (jr.Shared(buffer, buffer.init(rows)) for _ in range(2))
         self.idle = jr.Shared(buffer, buffer.init(rows), ratio=1)  # no one adds
-        self.number = 0
-        self.add()
-        self.handles, self.td_errors = jnp.arange(8), jnp.ones(8)
-        for call in (self.update, self.block, self.sample):
-            call()  # and compile
+        handles, td_errors, self.number = jnp.arange(8), jnp.ones(8), 0
+
+        def add():
+            self.shared.add(np.array([self.number], np.int32))
+            self.number += 1
+
+        def block():
+            with self.shared.state() as cell:
+                state = buffer.update(cell.state, handles, td_errors)
+                cell.state = buffer.add(state, np.array([self.number], np.int32))
+            self.number += 1
+
+        self.calls = {
+            "add": add,
+            "update": lambda: self.shared.update(handles, td_errors),
+            "block": block,
+            "sample": lambda: self.shared.sample(KEY, 8),
+            "wait": lambda: self.idle.sample(KEY, 8),
+            "close": self.closed.close,
+        }
+        for name in ("add", "update", "block", "sample"):
+            self.calls[name]()  # and compile
         self.thread = threading.Thread(target=self.other, daemon=True)
         self.thread.start()
 
@@ -54,45 +70,13 @@ class Program:
                 self.shared.sample(KEY, 8)
                 time.sleep(0.0005)
 
-    def update(self):
-        self.shared.update(self.handles, self.td_errors)
-
-    def add(self):
-        self.shared.add(np.array([self.number], np.int32))
-        self.number += 1
-
-    def block(self):
-        with self.shared.state() as cell:
-            state = self.buffer.update(cell.state, self.handles, self.td_errors)
-            cell.state = self.buffer.add(state, np.array([self.number], np.int32))
-        self.number += 1
-
-    def sample(self):
-        self.shared.sample(KEY, 8)
-
-    def wait(self):
-        self.idle.sample(KEY, 8)
-
-    def close(self):
-        self.closed.close()
-
     def check(self):
-        """What the last interrupt did; another thread looks, as a lock of this thread does not stop this one."""
-        looks = concurrent.futures.ThreadPoolExecutor(1)
-        try:
+        """Nothing is lost or locked; another thread looks, as a lock of this thread does not stop this one."""
+        with concurrent.futures.ThreadPoolExecutor(1) as looks:
             found = looks.submit(self.newest).result()
-        except TimeoutError:
-            return "held"
-        except (RuntimeError, ValueError):
-            return "lost"
-        finally:
-            looks.shutdown()
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return "handler"
-        if found not in (self.number - 1, self.number):  # the interrupt came before the number was raised
-            return "wrong"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert found in (self.number - 1, self.number)  # the interrupt came before the number was raised
         self.number = found + 1
-        return "right"
 
     def newest(self):
         """The newest item, once all states were taken."""
@@ -116,20 +100,16 @@ def interrupted(sender, call):
 
 
 def process(count):
-    """The body of a process: how many interrupts of each call had which effect."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
+    """The body of a process: interrupts of each call in turn."""
     interruptible()
-    sender = subprocess.Popen([sys.executable, "-c", SENDER], stdin=subprocess.PIPE, text=True)
-    results, program = collections.defaultdict(collections.Counter), Program()
-    for number in range(count):
-        call = CALLS[number % len(CALLS)]
-        interrupted(sender, getattr(program, call))
-        result = program.check()
-        results[call][result] += 1
-        if result in ("held", "lost"):
-            program = Program()
+    sender, program = subprocess.Popen([sys.executable, "-c", SENDER], stdin=subprocess.PIPE, text=True), Program()
+    for name, _ in zip(itertools.cycle(program.calls), range(count), strict=False):
+        interrupted(sender, program.calls[name])
+        try:
+            program.check()
+        except Exception as error:
+            raise AssertionError(f"after an interrupt of {name}") from error
     program.shared.close()
     program.thread.join()
     sender.stdin.close()
     sender.wait()
-    return {call: dict(found) for call, found in results.items()}

@@ -17,31 +17,15 @@ LIMIT = 60  # seconds, for all threads to end
 PER = jr.Prioritized(alpha=0.7, epsilon=0.01)
 
 
-class Kind:
-    """A buffer, and the rows that a thread adds to it; of four sources, each is of the streams of a thread."""
-
-    def __init__(self, buffer, sources=1):
-        self.buffer, self.sources = buffer, sources
-        self.reservoir, self.sequence = isinstance(buffer, jr.ReservoirBuffer), sources == 4
-
-    def rows(self, ids):
-        """Rows of the numbers `ids`: [ROWS], or the steps of both streams of a source."""
-        return items(np.stack([ids] * NUM_ENVS, axis=1) if self.sequence else ids)
-
-    @property
-    def count(self):
-        return ROWS * NUM_ENVS if self.sequence else ROWS
-
-
 def kinds():
     replay = jr.ReplayBuffer(capacity=64, sampler=PER)
     streams = jr.SequenceBuffer(length=24, num_envs=NUM_ENVS, sequence_length=3, sampler=PER)
     return {
-        "replay": Kind(replay),
-        "reservoir": Kind(jr.ReservoirBuffer(capacity=64, sampler=PER)),
-        "sequences": Kind(jr.Mixture(buffers=(streams,) * 4, weights="joint"), sources=4),
-        "mixture": Kind(jr.Mixture(buffers=(replay,) * 2), sources=2),
-        "sharded": Kind(over_devices(replay, 2)),
+        "replay": replay,
+        "reservoir": jr.ReservoirBuffer(capacity=64, sampler=PER),
+        "sequences": jr.Mixture(buffers=(streams,) * 4, weights="joint"),  # of each thread that adds
+        "mixture": jr.Mixture(buffers=(replay,) * 2),
+        "sharded": over_devices(replay, 2),
     }
 
 
@@ -78,11 +62,12 @@ class Storm:
     """
 
     def __init__(self, name, seconds, seed):
-        self.kind, self.seconds, self.name, self.seed = kinds()[name], seconds, name, seed
+        self.seconds, self.name, self.seed = seconds, name, seed
         self.log, self.balances, self.counted = [], [], 0
         self.own, self.happened = collections.defaultdict(list), collections.Counter()
-        buffer = self.kind.buffer
-        self.start = lambda: buffer.init(self.kind.rows(np.arange(ROWS, dtype=np.int32)))
+        buffer, self.has_streams = kinds()[name], name == "sequences"
+        self.num_sources = len(getattr(buffer, "buffers", ()))
+        self.start = lambda: buffer.init(self.rows(np.arange(ROWS, dtype=np.int32)))
         self.shared = jr.Shared(recording(buffer, self.log), self.start(), ratio=2, min_size=12)
         limiter = self.shared._turns.limiter
         count = limiter.count
@@ -94,17 +79,21 @@ class Storm:
 
         limiter.count = counted
 
+    def rows(self, ids):
+        """Rows of the numbers `ids`: [ROWS], or the steps of both streams of a source."""
+        return items(np.stack([ids] * NUM_ENVS, axis=1) if self.has_streams else ids)
+
     def add(self, thread, rng, timeout=None):
         """Add the thread's next rows, numbered thread * 10^6 + k; the arrays are overwritten at once."""
-        own, kind = self.own[thread], self.kind
+        own = self.own[thread]
         first = thread * 10**6 + len(own) * ROWS
         ids = np.arange(first, first + ROWS, dtype=np.int32)
-        mask = np.ones(ROWS, bool) if kind.sequence else rng.random(ROWS) < 0.8
-        rows, given_mask = kind.rows(ids.copy()), mask.copy()
-        named = {} if kind.sequence else {"mask": given_mask if rng.random() < 0.5 else jax.numpy.asarray(mask)}
-        key = (jax.random.key(first),) if kind.reservoir else ()
-        source = thread % kind.sources
-        add = self.shared.actor(source).add if kind.sources > 1 else self.shared.add
+        mask = np.ones(ROWS, bool) if self.has_streams else rng.random(ROWS) < 0.8
+        rows, given_mask = self.rows(ids.copy()), mask.copy()
+        named = {} if self.has_streams else {"mask": given_mask if rng.random() < 0.5 else jax.numpy.asarray(mask)}
+        key = (jax.random.key(first),) if self.name == "reservoir" else ()
+        source = thread % max(self.num_sources, 1)
+        add = self.shared.actor(source).add if self.num_sources else self.shared.add
         add(rows, *key, timeout=timeout, **named)
         own.append((ids, mask, source))
         jax.tree.map(lambda x: x.fill(-1), rows)
@@ -117,16 +106,15 @@ class Storm:
         self.shared.update(np.asarray(drawn.indices) if rng.random() < 0.5 else drawn.indices, td_errors)
         if rng.random() < 0.3:
             self.shared.set(drawn.indices, {"id": None, "x": drawn.items["x"]})
-        if self.kind.sequence:
+        if self.has_streams:
             found = np.asarray(drawn.items["id"])[np.asarray(drawn.indices) >= 0]
             np.testing.assert_array_equal(found, found[:, :1] + np.arange(3))
 
     def anything(self, thread, rng):
         """Any call, with timeouts, errors of arguments and errors in blocks."""
         shared, what = self.shared, rng.integers(8)
-        streams = self.kind.sequence  # whose sources belong to the threads that add
         try:
-            if what == 0 and not streams:
+            if what == 0 and not self.has_streams:  # which belong to the threads that add
                 self.add(thread, rng, timeout=float(rng.choice([0, 0.001, 0.05])))
             elif what == 1:
                 self.learn(thread, rng, timeout=float(rng.choice([0, 0.001, 0.05])))
@@ -194,9 +182,8 @@ class Storm:
         found = collections.defaultdict(list)
         for name, arguments, named, _ in self.log:
             if name == "add":
-                source, rows = arguments[:2] if self.kind.sources > 1 else (0, arguments[0])
-                ids = np.asarray(rows["id"])
-                ids = ids[:, 0] if self.kind.sequence else ids
+                source, rows = arguments[:2] if self.num_sources else (0, arguments[0])
+                ids = np.asarray(rows["id"]).reshape(ROWS, -1)[:, 0]
                 mask = np.asarray(named.get("mask", np.ones(ROWS, bool)))
                 found[int(ids[0]) // 10**6].append((ids, mask, source))
         jax.tree.map(np.testing.assert_array_equal, {**found}, {k: calls for k, calls in self.own.items() if calls})
@@ -215,9 +202,9 @@ class Storm:
 
     def check_ratio(self):
         """The counts are those of the calls, and the balance was never outside the slack."""
-        shared, kind = self.shared, self.kind
-        assert self.counted == kind.count * sum(map(len, self.own.values()))
+        shared, rows = self.shared, ROWS * (NUM_ENVS if self.has_streams else 1)
+        assert self.counted == rows * sum(map(len, self.own.values()))
         assert shared.drawn == DRAWN * self.happened["sample"]
         assert all(abs(balance) <= slack for balance, slack in self.balances)
-        assert max(slack for _, slack in self.balances) <= 2 * kind.count + DRAWN
+        assert max(slack for _, slack in self.balances) <= 2 * rows + DRAWN
         assert abs(2 * shared.added - shared.drawn) <= shared.slack

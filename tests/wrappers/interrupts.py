@@ -3,10 +3,8 @@
 import concurrent.futures
 import contextlib
 import itertools
-import os
+import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,12 +15,6 @@ from helpers import interruptible
 
 import jaxreplay as jr
 
-SENDER = """
-import os, random, signal, sys, time
-for line in sys.stdin:
-    time.sleep(random.random() ** 2 * 0.002)
-    os.kill(int(line), signal.SIGINT)
-"""
 PATIENCE = 5.0  # seconds, until a lock counts as held
 KEY = jax.random.key(0)
 
@@ -74,7 +66,7 @@ class Program:
         """Nothing is lost or locked; another thread looks, as a lock of this thread does not stop this one."""
         with concurrent.futures.ThreadPoolExecutor(1) as looks:
             found = looks.submit(self.newest).result()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGALRM) is signal.default_int_handler
         assert found in (self.number - 1, self.number)  # the interrupt came before the number was raised
         self.number = found + 1
 
@@ -86,12 +78,11 @@ class Program:
         return int(newest[0])
 
 
-def interrupted(sender, call):
-    """Repeat the call until an interrupt that it asks for; an error means that an earlier one lost the state."""
+def interrupt(call):
+    """Repeat the call until it is interrupted at a random moment, as by Ctrl-C."""
+    signal.setitimer(signal.ITIMER_REAL, 1e-5 + random.random() ** 2 * 0.002)
     try:
-        sender.stdin.write(f"{os.getpid()}\n")
-        sender.stdin.flush()
-        with contextlib.suppress(RuntimeError, ValueError):
+        with contextlib.suppress(RuntimeError, ValueError):  # an earlier interrupt lost the state
             while True:
                 call()
         time.sleep(PATIENCE)
@@ -102,14 +93,13 @@ def interrupted(sender, call):
 def process(count):
     """The body of a process: interrupts of each call in turn."""
     interruptible()
-    sender, program = subprocess.Popen([sys.executable, "-c", SENDER], stdin=subprocess.PIPE, text=True), Program()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    program = Program()
     for name, _ in zip(itertools.cycle(program.calls), range(count), strict=False):
-        interrupted(sender, program.calls[name])
+        interrupt(program.calls[name])
         try:
             program.check()
         except Exception as error:
             raise AssertionError(f"after an interrupt of {name}") from error
     program.shared.close()
     program.thread.join()
-    sender.stdin.close()
-    sender.wait()

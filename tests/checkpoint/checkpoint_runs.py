@@ -3,19 +3,14 @@
 `python checkpoint_runs.py` writes the checkpoint in `recorded` anew, for a new format.
 """
 
-import io
-import itertools
 import pathlib
 import shutil
-import signal
-import sys
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from helpers import interruptible
 
 import jaxreplay as jr
 from jaxreplay._common import files
@@ -65,47 +60,17 @@ def assert_same(got, expected):
 
 def filled(number):
     """A state in which everything says `number`."""
-    names = ["small", "bytes", "words"]
-    shapes = [(), (2**16,), (4, 2**12)]
-    dtypes = [jnp.int32, jnp.uint8, jnp.float32]
-    return {name: jnp.asarray(np.full(*x)) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
+    arrays = {
+        "small": np.full((), number, np.int32),
+        "bytes": np.full(2**16, number, np.uint8),
+        "words": np.full((4, 2**12), number, np.float32),
+    }
+    return jax.tree.map(jnp.asarray, arrays)
 
 
 def numbers_in(state):
     """The numbers of all leaves."""
     return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
-
-
-def save_until_signalled(path, first, goes_on, connection):
-    """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk.
-
-    A signal raises an error, by which the program ends unless it `goes_on`.
-    """
-    jax.config.update("jax_platforms", "cpu")
-    sys.stderr = io.StringIO()  # of the error by which it ends
-    interruptible()
-    inside = False
-
-    def handler(number, _):
-        if inside or not goes_on:  # one that comes between two saves would end the program
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
-
-    signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
-    signal.signal(signal.SIGTERM, handler)
-    for number in itertools.count(first):
-        state = filled(number % 128)  # NumPy may end by a SystemError where it is interrupted
-        try:
-            inside = True
-            connection.send(("begin", number))
-            finish = jr.save(path, None, state, step=number, wait=number % 2 > 0, keep=2)
-            connection.send(("returned", number))
-            finish()
-            connection.send(("end", number))
-            inside = False
-        except (KeyboardInterrupt, SystemExit):
-            inside = False
-            if not goes_on:
-                raise
 
 
 def rewrite(folder, change):

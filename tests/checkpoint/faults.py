@@ -18,8 +18,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import traceback
-import warnings
 
 import jax
 import numpy as np
@@ -31,7 +29,6 @@ import jaxreplay as jr
 WITHIN, LONG = 20, 120  # seconds; what takes longer hangs, in this process or with a child
 QUIET = 0.2  # seconds in which nothing may be written any more
 OPENS = [(os, "open"), (os, "listdir"), (os, "scandir"), (builtins, "open"), (io, "open"), (io, "FileIO")]
-READS = [(os, "read"), (os, "pread")]
 
 
 def state(seed, num_leaves=3, num_bytes=2**12):
@@ -49,6 +46,12 @@ def which(path, *states, like=None):
     return same[0]
 
 
+def check_save(path, one, **settings):
+    """Save a state, which is then restored."""
+    jr.save(path, None, one, **settings)
+    assert_same(jr.restore(path, None, one), one)
+
+
 def tree(folder):
     """All that is in a folder by name: the bytes of a file, the target of a link, None for a folder."""
     found = {}
@@ -58,20 +61,6 @@ def tree(folder):
             with contextlib.suppress(FileNotFoundError):  # somebody writes, as the next look will tell
                 found[name] = os.readlink(path) if path.is_symlink() else None if path.is_dir() else path.read_bytes()
     return found
-
-
-def is_chunk(path):
-    return re.fullmatch(r"\d+(\.\d+)*", path.name) is not None and path.is_file()
-
-
-def chunks(checkpoint):
-    """Files with the content of arrays."""
-    return sorted(path for path in (checkpoint / "arrays").rglob("*") if is_chunk(path))
-
-
-def array_folders(checkpoint):
-    """The folders of arrays, the first leaf's first."""
-    return sorted(path.parent for path in (checkpoint / "arrays").rglob(".zarray"))
 
 
 def assert_alone(path, expected):
@@ -99,10 +88,8 @@ def in_time(seconds=WITHIN):
         signal.signal(signal.SIGALRM, before)
 
 
-def _is_in(folder, path, named):
-    if isinstance(path, int) or named.get("dir_fd") is not None:
-        return True
-    return os.path.abspath(os.fsdecode(path)).startswith(str(folder))
+def _is_in(folder, path, dir_fd):
+    return dir_fd is not None or os.path.abspath(os.fsdecode(path)).startswith(str(folder))
 
 
 @contextlib.contextmanager
@@ -110,11 +97,11 @@ def hooked(folder, hook, calls=OPENS):
     """`hook(count, path)` before each of the calls by which Python opens or lists something in a folder."""
     count, local = itertools.count(), threading.local()
 
-    def wrapped(call, counts_descriptors):
+    def wrapped(call):
         def replaced(*arguments, **named):
             path = arguments[0] if arguments else named.get("path", named.get("file", "."))
-            is_counted = (not isinstance(path, int) or counts_descriptors) and _is_in(folder, path, named)
-            if is_counted and not getattr(local, "inside", False):
+            is_inside = not isinstance(path, int) and _is_in(folder, path, named.get("dir_fd"))
+            if is_inside and not getattr(local, "inside", False):
                 local.inside = True  # the hook's own calls are not counted
                 try:
                     hook(next(count), path)
@@ -126,8 +113,7 @@ def hooked(folder, hook, calls=OPENS):
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name in calls:
-            opens_anew = name in ("listdir", "scandir", *(name for _, name in READS))
-            patch.setattr(module, name, wrapped(getattr(module, name), opens_anew))
+            patch.setattr(module, name, wrapped(getattr(module, name)))
         yield
 
 
@@ -151,44 +137,23 @@ class Fails:
         return self.count > self.first
 
 
-class _Unreadable(io.FileIO):
-    def readinto(self, *_):
-        raise OSError(self.number, os.strerror(self.number))
-
-    read = readall = readinto
-
-    def close(self):
-        super().close()
-        self.opened.close()
-
-
-def _unreadable(file, number):
-    raw = _Unreadable(os.dup(file.fileno()), "rb")
-    raw.number, raw.opened = number, file
-    buffered = raw if isinstance(file, io.RawIOBase) else io.BufferedReader(raw)
-    return io.TextIOWrapper(buffered) if isinstance(file, io.TextIOBase) else buffered
-
-
 @contextlib.contextmanager
-def unreadable(number, at):
-    """What is opened can be opened, but the file opened at count `at` not be read; yields what it has counted."""
-    counted = Fails(number, at)
+def unreadable(hook):
+    """`hook(count, path)` before each read from a file that was opened."""
+    count = itertools.count()
 
-    def wrapped(call, is_read):
-        def replaced(*arguments, **named):
-            count = counted.count
-            counted.count += 1
-            if is_read and count == at:
-                raise OSError(number, os.strerror(number))
-            found = call(*arguments, **named)
-            return _unreadable(found, number) if count == at else found
+    class File(io.FileIO):
+        def readall(self):
+            hook(next(count), self.name)
+            return super().readall()
 
-        return replaced
+        def readinto(self, buffer):
+            hook(next(count), self.name)
+            return super().readinto(buffer)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in [x for x in OPENS if x[0] is not os] + READS:
-            patch.setattr(module, name, wrapped(getattr(module, name), module is os))
-        yield counted
+        patch.setattr(io, "FileIO", File)
+        yield
 
 
 @contextlib.contextmanager
@@ -202,14 +167,6 @@ def disk(folder, options):
         if mounted.returncode == 0 and subprocess.run(["umount", folder], capture_output=True).returncode != 0:
             subprocess.run(["umount", "-l", folder], check=True)
             pytest.fail("somebody still uses the disk")
-
-
-def fill(file, num_free):
-    """Fill the disk of a file up to some bytes."""
-    with open(file, "wb", buffering=0) as opened, contextlib.suppress(OSError):
-        while opened.write(bytes(2**16)) == 2**16:
-            pass
-    os.truncate(file, max(0, os.stat(file).st_size - num_free))
 
 
 def damaged(file):
@@ -241,8 +198,7 @@ def recorded(monkeypatch):
         return info.st_mtime_ns, 0 if os.path.isdir(path) else info.st_size
 
     def everything(top):
-        found = [top, *(os.path.join(root, name) for root, *names in os.walk(top) for name in names[0] + names[1])]
-        return {os.path.relpath(path, top): state(path) for path in found}
+        return {os.path.relpath(path, top): state(path) for path in (top, *pathlib.Path(top).rglob("*"))}
 
     def record(name):
         call = getattr(os, name)
@@ -315,33 +271,3 @@ class Child:
         self.process.join(LONG)
         self.read()
         return self.process.exitcode
-
-
-def _tell(function, arguments, connection):
-    jax.config.update("jax_platforms", "cpu")
-    warnings.simplefilter("error")
-    try:
-        connection.send((None, function(*arguments)))
-    except BaseException:
-        connection.send((traceback.format_exc(), None))
-
-
-def in_child(children, function, *arguments, within=LONG):
-    """What a function returns in a process of its own; its error fails the test, and so does one that hangs."""
-    ours, theirs = children.Pipe(duplex=False)
-    process = children.Process(target=_tell, args=(function, arguments, theirs))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(within):
-            pytest.fail(f"hangs: is not done in {within} seconds")
-        try:
-            error, found = ours.recv()
-        except EOFError:
-            pytest.fail("the process ends by itself")
-        if error is not None:
-            pytest.fail(error)
-        return found
-    finally:
-        process.kill()
-        process.join()

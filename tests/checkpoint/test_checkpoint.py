@@ -25,8 +25,6 @@ from jaxreplay._common import devices
 
 pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
-ONE = np.ones(1, np.int8)
-LIKE = jax.eval_shape(lambda: jnp.arange(2))
 
 
 @chex.dataclass
@@ -42,14 +40,17 @@ class Registered:
     x: Any
 
 
-def noise(tree, seed=0):
-    """The same tree with random bits everywhere."""
-    rng = seeds.rng(seed)
+IMPLEMENTATIONS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg"}
+
+
+def noise(tree):
+    """A tree of these shapes with random bits everywhere."""
+    rng = seeds.rng(0)
 
     def leaf_noise(leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = jax.eval_shape(jax.random.key_data, leaf)
-            return jax.random.wrap_key_data(leaf_noise(data), impl=jax.random.key_impl(leaf))
+            return jax.random.wrap_key_data(leaf_noise(data), impl=IMPLEMENTATIONS[str(leaf.dtype)])
         if leaf.dtype == bool:
             return jax.device_put(rng.integers(0, 2, leaf.shape).astype(bool))
         raw = rng.bytes(leaf.size * leaf.dtype.itemsize)
@@ -67,19 +68,20 @@ def chex_works():
 
 
 def items(*leading):
-    """Of every kind of structure and dtype that an item may have."""
-    size = int(np.prod(leading))
-    S = {"frame": np.zeros((*leading, 2, 2), np.uint8), "half": np.zeros(leading, jnp.bfloat16)}
-    reward = np.zeros(leading, np.float32)
-    batch = jr.TransitionBatch(S=S, A=np.zeros(leading, np.int8), logP=None, Rn=reward, In=reward, S_next=S)
+    """Shapes of items of every kind of structure and dtype that one may have."""
+
+    def of(dtype, *shape):
+        return jax.ShapeDtypeStruct((*leading, *shape), dtype)
+
+    S, reward = {"frame": of(np.uint8, 2, 2), "half": of(jnp.bfloat16)}, of(np.float32)
     return {
-        "batch": batch,
-        "pair": Pair(np.zeros(leading, bool), [np.zeros((*leading, 0), np.float32), ()]),
-        "flax": Flax(np.zeros(leading, jnp.float8_e4m3fn), "name"),
-        "chex": Chex(x=np.zeros(leading, np.float16), y=None) if chex_works() else (),
-        "registered": Registered(3, np.zeros(leading, jnp.int_)),
-        "key": jax.random.split(jax.random.key(0), size).reshape(leading),
-        "rbg": jax.random.split(jax.random.key(0, impl="rbg"), size).reshape(leading),
+        "batch": jr.TransitionBatch(S=S, A=of(np.int8), logP=None, Rn=reward, In=reward, S_next=S),
+        "pair": Pair(of(bool), [of(np.float32, 0), ()]),
+        "flax": Flax(of(jnp.float8_e4m3fn), "name"),
+        "chex": Chex(x=of(np.float16), y=None) if chex_works() else (),
+        "registered": Registered(3, of(jnp.int_)),
+        "key": of(jax.random.key(0).dtype),
+        "rbg": of(jax.random.key(0, impl="rbg").dtype),
     }
 
 
@@ -95,7 +97,7 @@ def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
     else:
         settings = {"length": 6, "num_envs": 2, "sequence_length": 3, "windows": kind, "sampler": SAMPLERS[sampler]}
         buffer, rows = jr.SequenceBuffer(**settings, hindsight=kind == "inside", gaps=kind != "any"), items(1, 2)
-    state = noise(buffer.init(rows))
+    state = noise(jax.eval_shape(lambda: buffer.init(rows)))
     jr.save(tmp_path, buffer, state)
     assert_same(jr.restore(tmp_path, buffer, state), state)
 
@@ -138,31 +140,31 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
     }
     x, no = np.zeros(2, np.float32), np.zeros(2, bool)
     step = x, np.zeros(2, int), x, no, no, x
-    params = {
-        "layer": [{"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, jnp.bfloat16)}],
-        "scale": np.zeros((), np.float32),
-    }
+    layer = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, jnp.bfloat16)}
+    params = {"layer": [layer], "scale": np.zeros((), np.float32)}
     optimizer = optax.chain(optax.clip(1.0), optax.adam(optax.linear_schedule(1e-3, 0.0, 10)))
     parts = optax.multi_transform({"a": optimizer, "b": optax.set_to_zero()}, {"layer": "a", "scale": "b"})
     dtypes = ["bool", "int4", "uint4", "float8_e5m2", "complex64", "uint32", *(["uint64", "float64"] if X64 else [])]
-    arrays = {
-        "tracers": [tracer.init(*step) for tracer in config["tracers"]],
-        "pools": config["pools"].init(),
-        "tasks": config["tasks"].init(),
-        "levels": config["levels"].init({"walls": no}),
-        "autoreset": config["autoreset"].init(Pair(x, None), np.zeros(3, np.float32)),
-        "params": params,
-        "optimizer": optimizer.init(params),
-        "parts": jax.eval_shape(parts.init, params),
-        "train": jax.eval_shape(lambda: TrainState.create(apply_fn=noise, params=params, tx=optimizer)),
-        "custom": [Custom(x, 3)],
-        "default": collections.defaultdict(list, a=no),
-        "frozen": FrozenDict({"b": params, "a": [x[:1]]}),
-        "ordered": collections.OrderedDict(b=x[:1], a=FrozenDict()),
-        "key": jax.random.key(0),
-        "empty": [{}, (), None, np.zeros((0, 3), np.uint8), np.zeros((2, 0), jnp.float8_e4m3fn)],
-    }
-    state = noise(arrays) | {
+
+    def arrays():
+        return {
+            "tracers": [tracer.init(*step) for tracer in config["tracers"]],
+            **{name: config[name].init() for name in ("pools", "tasks")},
+            "levels": config["levels"].init({"walls": no}),
+            "autoreset": config["autoreset"].init(Pair(x, None), np.zeros(3, np.float32)),
+            "params": params,
+            "optimizer": optimizer.init(params),
+            "parts": parts.init(params),
+            "train": TrainState.create(apply_fn=noise, params=params, tx=optimizer),
+            "custom": [Custom(x, 3)],
+            "default": collections.defaultdict(list, a=no),
+            "frozen": FrozenDict({"b": params, "a": [x[:1]]}),
+            "ordered": collections.OrderedDict(b=x[:1], a=FrozenDict()),
+            "key": jax.random.key(0),
+            "empty": [{}, (), None, np.zeros((0, 3), np.uint8), np.zeros((2, 0), jnp.float8_e4m3fn)],
+        }
+
+    state = noise(jax.eval_shape(arrays)) | {
         "dtypes": [jax.device_put(np.arange(-2, 6).astype(dtype)) for dtype in map(jnp.dtype, dtypes)],
         "numbers": {3: 5, 1: 0.1, 2: True, 4: 2 - 1j, 5: float("nan")},
         "weak": [jnp.asarray(2.5), jnp.asarray(3), jnp.broadcast_to(jnp.asarray(1.5), (2, 2))],
@@ -206,18 +208,23 @@ def test_dtypes_that_jax_would_change_are_refused(tmp_path):
 
 
 def test_sharded_arrays_come_back_sharded(tmp_path):
+    """Copies are written once, and each part by itself."""
     mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("data", "model"))
-    values = {"x": np.arange(48.0, dtype=np.float32).reshape(4, 6, 2), "k": jax.random.split(jax.random.key(0), 8)}
-    specs = {"x": [("data",), (None, "model"), (("data", "model"),), ()], "k": [("model",), ()]}
+    values = {"x": np.arange(96, dtype=np.float32).reshape(4, 12, 2), "k": jax.random.split(jax.random.key(0), 8)}
+    both = "data", "model"
+    specs = {"x": [("data",), (None, "model"), (None, both), (), both[::-1]], "k": [("model",), ()], "f8": [("data",)]}
+    values["f8"] = values["x"].astype(jnp.float8_e4m3fn)
     state = {
         f"{name}{i}": jax.device_put(values[name], NamedSharding(mesh, PartitionSpec(*spec)))
         for name, chosen in specs.items()
         for i, spec in enumerate(chosen)
-    } | {"f8": jax.device_put(values["x"].astype(jnp.float8_e4m3fn), NamedSharding(mesh, PartitionSpec("data")))}
+    }
     state["weak"] = jax.device_put(jnp.asarray(2.5), NamedSharding(mesh, PartitionSpec()))
     state["alone"] = jnp.arange(3)
+    jr.save(tmp_path, None, state)
+    folders = [tmp_path / "checkpoint_0" / "arrays" / str(sorted(state).index(f"x{i}")) for i in range(5)]
+    assert [len(os.listdir(folder)) - 1 for folder in folders] == [2, 2, 4, 1, 4]  # and .zarray
     for like in (state, jax.eval_shape(lambda: state)):
-        jr.save(tmp_path, None, state)
         restored = jr.restore(tmp_path, None, like)
         assert_same(restored, state)
         assert [name for name in state if getattr(restored[name], "weak_type", False)] == ["weak"]
@@ -227,7 +234,6 @@ def test_sharded_arrays_come_back_sharded(tmp_path):
     np.testing.assert_array_equal(jax.jit(lambda x, y: x + y[1])(restored["x0"], restored["alone"]), values["x"] + 1)
     other = Mesh(np.array(jax.devices("cpu")[:3]), ("any",))
     shardings = {"x0": NamedSharding(other, PartitionSpec(None, "any")), "x3": NamedSharding(other, PartitionSpec())}
-    like = jax.eval_shape(lambda: state)
     for name, sharding in shardings.items():
         like[name] = jax.ShapeDtypeStruct(state[name].shape, state[name].dtype, sharding=sharding)
     restored = jr.restore(tmp_path, None, like)

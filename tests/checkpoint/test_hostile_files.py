@@ -52,11 +52,12 @@ def claims(*at, value):
     return change
 
 
-def contains(name, content):
-    """A file has this content, and the description knows."""
+def contains(name, content=b"", size=None):
+    """A file has this content, and zeros up to a size, and the description knows."""
 
     def change(folder):
         (folder / name).write_bytes(content)
+        os.truncate(folder / name, len(content) if size is None else size)
         if name != "description.json":
             seal(folder)
 
@@ -88,28 +89,15 @@ def is_a(kind, name):
     return change
 
 
-def sparse(name):
-    def change(folder):
-        os.truncate(folder / name, 3 * 2**30)
-        if name != "description.json":
-            seal(folder)
-
-    return change
-
-
 def blosc(size, content):
     """A chunk in Blosc's format, version 2, that says that it unpacks to `size` bytes, in one block."""
     return struct.pack("<BBBBIII", 2, 1, 0x80, 4, size, size, 16 + len(content)) + content
 
 
-DAMAGED = "is damaged"
+DAMAGED, NAMES = "is damaged", ("description.json", CHUNK, ARRAY)
 CASES = {
-    "sparse chunk": (sparse(CHUNK), "too large"),
-    "sparse description": (sparse("description.json"), "too large"),
-    "sparse array": (sparse(ARRAY), "too large"),
-    **{f"FIFO {name}": (is_a("FIFO", name), DAMAGED) for name in ("description.json", CHUNK, ARRAY)},
-    **{f"zero {name}": (is_a("/dev/zero", name), DAMAGED) for name in ("description.json", CHUNK, ARRAY)},
-    **{f"folder {name}": (is_a("folder", name), DAMAGED) for name in ("description.json", CHUNK, ARRAY)},
+    **{f"sparse {name}": (contains(name, size=3 * 2**30), "too large") for name in NAMES},
+    **{f"{kind} {name}": (is_a(kind, name), DAMAGED) for kind in ("FIFO", "/dev/zero", "folder") for name in NAMES},
     "link": (is_a("/etc/passwd", CHUNK), DAMAGED),
     "another file": (lambda folder: (folder / "arrays" / "0" / "1").write_text(""), None),
     "deep description": (contains("description.json", b"[" * 10**6), DAMAGED),
@@ -214,9 +202,8 @@ def test_the_order_of_names_in_a_description_does_not_matter(tmp_path):
     """As other programs that rewrite JSON may change it."""
     jr.save(tmp_path, {"a": 1, "b": 2}, STATE)
     file = tmp_path / "checkpoint_0" / "description.json"
-    file.write_text(
-        json.dumps(json.loads(file.read_text(), object_pairs_hook=lambda pairs: dict(pairs[::-1])), indent=1)
-    )
+    content = json.loads(file.read_text(), object_pairs_hook=lambda pairs: dict(pairs[::-1]))
+    file.write_text(json.dumps(content, indent=1))
     assert_same(jr.restore(tmp_path, {"a": 1, "b": 2}, STATE), STATE)
 
 

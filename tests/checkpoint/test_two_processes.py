@@ -1,3 +1,7 @@
+"""A run of two sharded buffers over four devices, of one process or of two, each with its environments."""
+
+import contextlib
+import os
 import signal
 
 import chex
@@ -5,9 +9,85 @@ import jax
 import numpy as np
 import pytest
 import two_processes
+from helpers import over_devices
 from jax.experimental import multihost_utils
 
+import jaxreplay as jr
 from jaxreplay.checkpoint import _processes
+
+STEPS, SAVED_EVERY, DIES_AT = 24, 10, 16
+NUM_ENVS = 8
+
+
+def buffers():
+    sampler = jr.Prioritized(alpha=0.7, beta=0.5, normalize="global")
+    replay = jr.ReplayBuffer(capacity=64, sampler=sampler)
+    sequence = jr.SequenceBuffer(length=6, num_envs=NUM_ENVS, sequence_length=3, sampler=sampler)
+    return {"replay": over_devices(replay, 4), "sequence": over_devices(sequence, 4)}
+
+
+def own_rows(buffer, step, time_axis):
+    """What this process's environments give at a step, as its part of a global array."""
+    envs = np.split(np.arange(NUM_ENVS, dtype=np.int32), jax.process_count())[jax.process_index()]
+    rows = {"id": NUM_ENVS * step + envs, "x": np.sin(NUM_ENVS * step + envs).astype(np.float32)}
+    if time_axis:
+        rows = jax.tree.map(lambda x: x[None], rows)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(buffer.items_sharding, x), rows)
+
+
+def begin(configs):
+    states = {name: buffer.init(own_rows(buffer, 0, name == "sequence")) for name, buffer in configs.items()}
+    return {"states": states, "step": 0}
+
+
+def run(path, dies=False):
+    """Run to the end from the checkpoint at `path`, if there is one: at which step, all states, the last draws, and the
+    saved replay state of half the capacity, on the host.
+
+    If it `dies`, the last process is killed on the way.
+    """
+    configs = buffers()
+    carry, drawn = begin(configs), {}
+    with contextlib.suppress(FileNotFoundError):
+        carry = jr.restore(path, configs, carry)
+    first, states = carry["step"], carry["states"]
+    for step in range(first, STEPS):
+        if dies and step == DIES_AT and jax.process_index() == jax.process_count() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for name, buffer in configs.items():
+            state = buffer.add(states[name], own_rows(buffer, step, name == "sequence"))
+            if buffer.can_sample(state):
+                sample = buffer.sample(state, jax.random.key(step), 16)
+                state = buffer.update(state, sample.indices, sample.items["x"].reshape(16, -1)[:, 0] * sample.weights)
+                drawn[name] = sample, buffer.get(state, sample.indices), buffer.size(state), buffer.is_full(state)
+            states[name] = state
+        if (step + 1) % SAVED_EVERY == 0:
+            jr.save(path, configs, {"states": states, "step": step + 1})
+    new = jr.Sharded(buffer=jr.ReplayBuffer(capacity=32), mesh=configs["replay"].mesh)
+    moved = jr.migrate(configs["replay"], jr.restore(path, configs, begin(configs))["states"]["replay"], new)
+    return first, jax.tree.map(on_host, (states, drawn, moved))
+
+
+def on_host(x):
+    return np.asarray(x) if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True)
+
+
+@pytest.mark.slow
+def test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process(tmp_path, children):
+    (first, _), (second, _) = two_processes.start(children, 2, run, tmp_path / "two", True)
+    second.join(120)
+    assert second.exitcode == -signal.SIGKILL
+    first.kill()  # it waits for the other
+    first.join()
+    again = two_processes.results(two_processes.start(children, 2, run, tmp_path / "two"))
+    _, alone = run(tmp_path / "one")
+    for resumed_at, found in again:
+        assert resumed_at == SAVED_EVERY
+        chex.assert_trees_all_equal(found, alone)
+    sample, items, size, full = alone[1]["replay"]
+    assert (size, full) == (64, True)
+    assert set(np.unique(sample.items["id"])) <= set(range(128, 192))
+    chex.assert_trees_all_equal(items, sample.items)
 
 
 @pytest.mark.parametrize("numbers", [[], [7], [7, 2**32 - 1]])
@@ -23,39 +103,3 @@ def test_all_processes_get_the_numbers_of_each(monkeypatch, numbers):
     found = _processes.gather(numbers)
     assert found.dtype == np.uint32
     assert found.tolist() == [[0] * len(numbers), numbers]
-
-
-def start(children, path, dies):
-    port, started = two_processes.free_port(), []
-    for index in range(2):
-        ours, theirs = children.Pipe(duplex=False)
-        process = children.Process(target=two_processes.process, args=(index, port, path, dies, theirs))
-        process.start()
-        theirs.close()
-        started.append((process, ours))
-    return started
-
-
-@pytest.mark.slow
-def test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process(tmp_path, children):
-    (first, _), (second, _) = start(children, tmp_path / "two", dies=True)
-    second.join(120)
-    assert second.exitcode == -signal.SIGKILL
-    first.kill()  # it waits for the other
-    first.join()
-
-    again = start(children, tmp_path / "two", dies=False)
-    results = [connection.recv() for _, connection in again]
-    for process, _ in again:
-        process.join(60)
-        assert process.exitcode == 0
-
-    alone = two_processes.run(tmp_path / "one"), two_processes.migrated(tmp_path / "one", 32)
-    for (states, drawn, resumed_at), moved in results:
-        assert resumed_at == two_processes.SAVED_EVERY
-        chex.assert_trees_all_equal((states, drawn), alone[0][:2])
-        chex.assert_trees_all_equal(moved, alone[1])
-    sample, items, size, full = alone[0][1]["replay"]
-    assert (size, full) == (64, True)
-    assert set(np.unique(sample.items["id"])) <= set(range(128, 192))
-    chex.assert_trees_all_equal(items, sample.items)

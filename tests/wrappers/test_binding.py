@@ -1,4 +1,3 @@
-import dataclasses
 import inspect
 import pickle
 
@@ -85,9 +84,8 @@ def test_eager_calls_donate_as_the_buffer_does():
 
 def test_a_configuration_and_its_state_in_another_order_or_of_another_buffer():
     buffer = BUFFERS["replay"]
-    rejects(
-        "config: got a ReplayState, not hashable; give it before the state", jr.bind, buffer.init(np.zeros(2)), buffer
-    )
+    state = buffer.init(items(numbers(0, 4)))
+    rejects("config: got a ReplayState, not hashable; give it before the state", jr.bind, state, buffer)
     rejects("state: got NoneType, expected ReplayState", jr.bind, buffer, None)
 
 
@@ -102,45 +100,21 @@ def test_what_else_a_configuration_can_do():
     emptied, *flushed = tracing.flush()
     assert emptied.state.count == 0
     chex.assert_trees_all_equal(flushed, [*tracer.flush(tracing.state)[1:]])
-    pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9)
+    rejects("'NStep' object has no attribute 'push'", lambda: tracing.push(1), error=AttributeError)
+    chex.assert_trees_all_equal(pickle.loads(pickle.dumps(tracing)).state, tracing.state)
+
+
+def test_a_state_may_come_back_with_other_shapes():
+    pools, more = (jr.DifficultyPools(tasks_per_env=(count,), easy_threshold=0.9) for count in (4, 5))
     bound, kept = jr.bind(pools, pools.init()).update(np.arange(2), np.ones((2, 3)))
-    tasks, ok = bound.sample(KEY, n=2)
-    assert (bound.pool_of().tolist(), kept.tolist(), tasks.shape, ok) == ([1, 1, 0, 0], [True] * 2, (2,), True)
-    assert bound.reset_metrics().state.rejected == bound.state.rejected
-    sequences = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, hindsight=True)
-    replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)), ends=np.zeros((3, 2), bool))
-    assert (replay.completed(3), replay.stored_steps()) == (3, 6)
-    assert replay.later(KEY, replay.newest(2))[1].tolist() == [1, 1]
-    rejects("'SequenceBuffer' object has no attribute 'push'", lambda: replay.push(1), error=AttributeError)
-    chex.assert_trees_all_equal(pickle.loads(pickle.dumps(replay)).state, replay.state)
-    curriculum = jr.Tasks(num_tasks=4)
-    bound, kept = jr.bind(curriculum, curriculum.init()).update(np.arange(2), np.ones((2, 3)))
-    tasks, ok = bound.sample(KEY, n=2)
-    assert (bound.state.trials.tolist(), kept.tolist(), tasks.shape, ok) == ([3, 3, 0, 0], [True] * 2, (2,), True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Counter:
-    """A configuration whose state is a single array."""
-
-    def add(self, state: jax.Array, x: jax.Array) -> jax.Array:
-        return state + x
-
-    def update(self, state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return state * x, x
-
-    def size(self, state: jax.Array) -> jax.Array:
-        return state // 2
-
-    def parts(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return state, -state
-
-    def none(self, state: jax.Array) -> tuple[()]:
-        return ()
+    assert (bound.pool_of().tolist(), kept.tolist()) == ([1, 1, 0, 0], [True] * 2)
+    bound = jr.bind(more, bound.state).remap("abcd", "dcbae")
+    assert isinstance(bound, jr.Bound)
+    assert more.pool_of(bound.state).shape == bound.recycle(KEY).pool_of().shape == (5,)
 
 
 class Bare:
-    """The same, of any state."""
+    """A configuration of any state."""
 
     def add(self, state, x):
         return jax.tree.map(lambda y: y + x, state)
@@ -154,21 +128,30 @@ class Bare:
     def like(self, state):
         return state
 
+    def size(self, state):
+        return state // 2
+
+    def parts(self, state):
+        return state, -state
+
+    def none(self, state):
+        return ()
+
+    def given(self, state, *arguments, **named):
+        return arguments, named
+
 
 @pytest.mark.parametrize("transform", [lambda function: function, jax.jit], ids=["eager", "jit"])
 def test_a_state_that_is_a_single_array(transform):
     @transform
     def use(x):
-        bound = jr.bind(Counter(), np.int32(5)).add(x)
-        other, rest = bound.update(2 * x)
-        bare = jr.bind(Bare(), np.int32(5)).add(x)
-        scaled, _ = bare.update(x)
+        bound = jr.bind(Bare(), np.int32(5)).add(x)
         assert bound.none() == ()
-        return bound, bound.size(), bound.parts(), other, rest, bare, scaled, bare.push(x), bare.like()
+        return bound, *bound.update(2 * x), bound.size(), bound.parts(), bound.push(x), bound.like()
 
-    bound, size, parts, other, rest, bare, scaled, pushed, like = use(jax.device_put(np.int32(3)))
-    assert [type(x) for x in (bound, other, bare, scaled)] == [jr.Bound] * 4
-    assert (bound.state, other.state, rest, bare.state, scaled.state) == (8, 16 * 3, 6, 8, 24)
+    bound, other, rest, size, parts, pushed, like = use(jax.device_put(np.int32(3)))
+    assert [type(x) for x in (bound, other)] == [jr.Bound] * 2
+    assert (bound.state, other.state, rest) == (8, 16 * 3, 6)
     assert (size, parts, pushed, like) == (4, (8, -8), 8, 8)  # no states, though they look like one
 
 
@@ -176,17 +159,11 @@ def test_states_that_are_containers():
     """Their class tells no state from what else a method returns."""
     for state in ({"x": 1, "y": 2}, [1, 2]):
         bound = jr.bind(Bare(), state)
+        assert bound.given(1, 2, mask=3) == ((1, 2), {"mask": 3})
         assert bound.like() == bound.push(0) == state
         assert jax.tree.leaves(bound.add(1)) == [2, 3]
         other, rest = bound.update(3)
         assert (jax.tree.leaves(other), rest, type(other)) == ([3, 6], 3, jr.Bound)
-
-
-def test_a_state_may_come_back_with_other_shapes():
-    pools, more = (jr.DifficultyPools(tasks_per_env=(count,), easy_threshold=0.9) for count in (4, 5))
-    bound = jr.bind(more, pools.init()).remap("abcd", "dcbae")
-    assert isinstance(bound, jr.Bound)
-    assert more.pool_of(bound.state).shape == bound.recycle(KEY).pool_of().shape == (5,)
 
 
 def test_a_mixtures_sizes_are_no_state():
@@ -196,34 +173,3 @@ def test_a_mixtures_sizes_are_no_state():
     assert bound.sizes() == (2, 0)
     one = jr.Mixture(buffers=mixture.buffers[:1])  # of one source, sizes has the structure of a ring's field
     assert jr.bind(one, one.init(items(numbers(0, 2)))).sizes() == (0,)
-
-
-def test_calls_pass_on_all_their_arguments():
-    """By position and by name; `add` of each buffer takes others."""
-    replay = jr.bind(BUFFERS["replay"], BUFFERS["replay"].init(items(numbers(0, 4))))
-    replay = replay.add(items(numbers(0, 4)), mask=np.arange(4) > 0, td_errors=np.array([1.0, np.nan, 0.0, 8.0]))
-    assert int(replay.size()) == 3
-    assert float(replay.state.sampler.max_priority) > 8
-    replay = replay.add(items(numbers(4, 4)), mask=np.arange(4) > 2)
-    assert replay.get(replay.newest(4))["id"].tolist() == [1, 2, 3, 7]
-    kept = replay.set(replay.newest(2), {"id": numbers(50, 2), "x": None}, mask=np.array([False, True]))
-    assert kept.get(kept.newest(2))["id"].tolist() == [3, 51]
-    assert replay.sample(key=KEY, batch_size=2, beta=1.0, max_age=1).items["id"].tolist() == [7, 7]
-    assert np.ptp(replay.sample(KEY, 8, beta=0.0).weights) == 0
-    assert replay.epoch(KEY, batch_size=3, step=1).indices.tolist().count(-1) == 2
-    assert replay.num_batches(3) == 2
-    told = replay.update(replay.newest(2), np.array([9.0, 90.0], np.float32))
-    assert int(told.state.sampler.updates) == 1
-    assert float(told.state.sampler.max_priority) > 89
-    reservoir = jr.bind(BUFFERS["reservoir"], BUFFERS["reservoir"].init(items(numbers(0, 4))))
-    assert reservoir.add(items(numbers(0, 4)), key=KEY, mask=np.arange(4) > 2).size().tolist() == 1
-    sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))
-    assert isinstance(sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2), jr.Bound)
-    assert sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2).can_sample(batch_size=1)
-
-
-def test_a_state_for_the_configuration_is_an_error():
-    buffer = BUFFERS["replay"]
-    rejects(
-        "config: got a ReplayState, .* give it before the state", jr.bind, buffer.init(items(numbers(0, 2))), buffer
-    )

@@ -1,21 +1,111 @@
 """Interrupts at any moment lose nothing and leave nothing locked."""
 
+import concurrent.futures
 import contextlib
+import itertools
 import os
+import random
 import signal
 import threading
 import time
 import types
 
-import interrupts
-import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from helpers import items, numbers, rarely, rejects
+from helpers import interruptible, rarely, rejects
+from test_shared import KEY, LONG, SOON, batch, held, shared_replay, thread
 
 import jaxreplay as jr
 from jaxreplay._common import signals
 
-KEY = jax.random.key(0)
+PATIENCE = 5.0  # seconds, until a lock counts as held
+
+
+class Program:
+    """Calls of the main thread, beside a thread that calls too.
+
+    Attributes:
+      number: number of the next item; items are added in this order.
+    """
+
+    def __init__(self):
+        self.buffer = buffer = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
+        rows = np.zeros(1, np.int32)
+        self.shared, self.closed = (jr.Shared(buffer, buffer.init(rows)) for _ in range(2))
+        self.idle = jr.Shared(buffer, buffer.init(rows), ratio=1)  # no one adds
+        handles, td_errors, self.number = jnp.arange(8), jnp.ones(8), 0
+
+        def add():
+            self.shared.add(np.array([self.number], np.int32))
+            self.number += 1
+
+        def block():
+            with self.shared.state() as cell:
+                state = buffer.update(cell.state, handles, td_errors)
+                cell.state = buffer.add(state, np.array([self.number], np.int32))
+            self.number += 1
+
+        self.calls = {
+            "add": add,
+            "update": lambda: self.shared.update(handles, td_errors),
+            "block": block,
+            "sample": lambda: self.shared.sample(KEY, 8),
+            "wait": lambda: self.idle.sample(KEY, 8),
+            "close": self.closed.close,
+        }
+        for name in ("add", "update", "block", "sample"):
+            self.calls[name]()  # and compile
+        self.thread = threading.Thread(target=self.other, daemon=True)
+        self.thread.start()
+
+    def other(self):
+        with self.shared.worker():
+            while True:
+                self.shared.sample(KEY, 8)
+                time.sleep(0.0005)
+
+    def check(self):
+        """Nothing is lost or locked; another thread looks, as a lock of this thread does not stop this one."""
+        with concurrent.futures.ThreadPoolExecutor(1) as looks:
+            found = looks.submit(self.newest).result()
+        assert signal.getsignal(signal.SIGALRM) is signal.default_int_handler
+        assert found in (self.number - 1, self.number)  # the interrupt came before the number was raised
+        self.number = found + 1
+
+    def newest(self):
+        """The newest item, once all states were taken."""
+        for shared in (self.idle, self.closed, self.shared):
+            with shared.state(timeout=PATIENCE) as cell:
+                newest = self.buffer.get(cell.state, self.buffer.newest(cell.state, 1))
+        return int(newest[0])
+
+
+def interrupt(call):
+    """Repeat the call until it is interrupted at a random moment, as by Ctrl-C."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + random.random() ** 2 * 0.002)
+        with contextlib.suppress(RuntimeError, ValueError):  # an earlier interrupt lost the state
+            while True:
+                call()
+        time.sleep(PATIENCE)
+    except KeyboardInterrupt:
+        pass
+
+
+def process(count):
+    """The body of a process: interrupts of each call in turn."""
+    interruptible()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    program = Program()
+    for name, _ in zip(itertools.cycle(program.calls), range(count), strict=False):
+        interrupt(program.calls[name])
+        try:
+            program.check()
+        except Exception as error:
+            raise AssertionError(f"after an interrupt of {name}") from error
+    program.shared.close()
+    program.thread.join()
 
 
 class FirstError(Exception):
@@ -39,29 +129,19 @@ def handlers():
     assert [signal.signal(number, handler) for number, handler in old.items()] == [handler] * 2
 
 
-def shared_replay(**settings):
-    buffer = jr.ReplayBuffer(capacity=16)
-    return jr.Shared(buffer, buffer.init(items(numbers(0, 4))), **settings)
-
-
 @pytest.mark.parametrize("count", [60, rarely(3_000)])
 def test_at_any_moment_they_lose_nothing_and_leave_nothing_locked(children, count):
-    ours, theirs = children.Pipe(duplex=False)
-    process = children.Process(target=interrupts.process, args=(count, theirs))
-    process.start()
-    theirs.close()
-    assert ours.recv() == {call: {"right": count // len(interrupts.CALLS)} for call in interrupts.CALLS}
-    process.join(60)
-    assert process.exitcode == 0
+    with children.Pool(1) as processes:
+        processes.apply_async(process, (count,)).get(300)
 
 
 def test_a_block_is_interrupted_at_its_end(handlers):
     shared = shared_replay(ratio=1)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
 
     def block():
         with shared.state() as cell:
-            state = shared.buffer.add(cell.state, items(numbers(4, 4)))
+            state = shared.buffer.add(cell.state, batch(4))
             signal.raise_signal(signal.SIGUSR1)
             cell.state = state
 
@@ -91,7 +171,7 @@ def test_an_error_of_a_call_is_the_context_of_an_interrupt(handlers):
     with pytest.raises(FirstError) as caught:
         block()
     assert isinstance(caught.value.__context__, KeyError)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
 
 
 def test_blocks_of_two_are_interrupted_at_the_end_of_the_outer_one(handlers):
@@ -101,7 +181,7 @@ def test_blocks_of_two_are_interrupted_at_the_end_of_the_outer_one(handlers):
         with outer.state():
             with inner.state():
                 signal.raise_signal(signal.SIGUSR1)
-            inner.add(items(numbers(0, 4)))
+            inner.add(batch())
             reached.append(inner.size())
 
     rejects("stop", block, error=FirstError)
@@ -109,33 +189,20 @@ def test_blocks_of_two_are_interrupted_at_the_end_of_the_outer_one(handlers):
 
 
 def test_a_thread_that_waits_is_interrupted(handlers):
-    shared, busy, leave = shared_replay(ratio=1), threading.Event(), threading.Event()
-
-    def hold():
-        with shared.state():
-            busy.set()
-            leave.wait(20)
+    shared = shared_replay(ratio=1)
 
     def interrupt():
-        time.sleep(0.05)
+        time.sleep(SOON)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    for call in (lambda: shared.sample(KEY, 1), lambda: shared.sample(KEY, 1, timeout=20)):
-        killer = threading.Thread(target=interrupt)
-        killer.start()
-        rejects("stop", call, error=FirstError)  # no one adds
-        killer.join()
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert busy.wait(20)
-    for call in (shared.size, shared.close):
-        killer = threading.Thread(target=interrupt)
-        killer.start()
-        rejects("stop", call, error=FirstError)  # for the lock
-        killer.join()
-    leave.set()
-    holder.join()
-    shared.add(items(numbers(0, 4)))
+    for timeout in (None, LONG):
+        with thread(interrupt):
+            rejects("stop", shared.sample, KEY, 1, timeout=timeout, error=FirstError)  # no one adds
+    with held(shared.state()):
+        for call in (shared.size, shared.close):
+            with thread(interrupt):
+                rejects("stop", call, error=FirstError)  # for the lock
+    shared.add(batch())
     assert (shared.size(), shared.closed) == (4, False)
 
 
@@ -143,7 +210,7 @@ def test_a_handler_may_use_it():
     shared, found = shared_replay(), []
 
     def handler(number, frame):
-        shared.add(items(numbers(4, 4)))
+        shared.add(batch(4))
         with shared.state() as cell:
             found.append(int(shared.buffer.size(cell.state)))
         shared.close()
@@ -151,7 +218,7 @@ def test_a_handler_may_use_it():
     old = signal.signal(signal.SIGUSR1, handler)
     with contextlib.suppress(jr.Closed), shared.state() as cell:
         signal.raise_signal(signal.SIGUSR1)
-        cell.state = shared.buffer.add(cell.state, items(numbers(0, 4)))
+        cell.state = shared.buffer.add(cell.state, batch())
     assert (signal.signal(signal.SIGUSR1, old), found, shared.closed) == (handler, [8], True)
 
 
@@ -189,9 +256,7 @@ def test_other_threads_hold_nothing(handlers):
         with signals.Held():
             seen.append(type(signal.getsignal(signal.SIGUSR1)))
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    with signals.Held():
-        seen.append(type(signal.getsignal(signal.SIGUSR1)))
+    with thread(work):
+        pass
+    work()
     assert seen == [type(work), signals.Held]

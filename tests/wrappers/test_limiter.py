@@ -26,15 +26,6 @@ def call(limiter, added, drawn):
     return passes
 
 
-def test_whoever_is_ahead_waits():
-    it = limiter(ratio=4, slack=32)
-    assert [call(it, 8, 0) for _ in range(2)] == [True, False]
-    assert it.balance == 32
-    assert [call(it, 0, 16) for _ in range(5)] == [True] * 4 + [False]
-    assert it.balance == -32
-    assert (it.added, it.drawn) == (8, 64)
-
-
 def test_by_default_each_side_can_be_one_call_ahead():
     it = limiter(ratio=2)
     assert call(it, 3, 0)
@@ -72,25 +63,16 @@ def test_a_block_that_adds_and_draws_counts_the_difference():
     assert not call(it, 3, 2)
 
 
-CALLS = "adding {} and drawing {}"
-
-
 @pytest.mark.parametrize(
-    ("calls", "least", "text"),
-    [
-        ([(10, 0)], 20, CALLS.format(10, 0)),
-        ([(0, 41)], 21, CALLS.format(0, 41)),
-        ([(4, 0), (0, 32)], 24, CALLS.format(4, 32)),
-        ([(0, 32), (4, 0)], 24, CALLS.format(4, 32)),
-    ],
+    ("calls", "least"), [([(10, 0)], 20), ([(0, 41)], 21), ([(4, 0), (0, 32)], 24), ([(0, 32), (4, 0)], 24)]
 )
-def test_a_slack_that_could_stop_both_sides_is_an_error_of_the_call(calls, least, text):
-    it = limiter(ratio=4, slack=19)
-    *first, last = calls
-    for x in first:
+def test_a_slack_that_could_stop_both_sides_is_an_error_of_the_call(calls, least):
+    it, enough = limiter(ratio=4, slack=19), limiter(ratio=4, slack=least)
+    for x in calls[:-1]:
         it.register(*x)
-    rejects(f"slack=19: {text} could wait for ever; use slack={least}, or None", it.register, *last)
-    enough = limiter(ratio=4, slack=least)
+    added, drawn = map(max, zip(*calls, strict=True))
+    message = f"slack=19: adding {added} and drawing {drawn} could wait for ever; use slack={least}, or None"
+    rejects(message, it.register, *calls[-1])
     for x in calls:
         enough.register(*x)
 
@@ -143,9 +125,8 @@ def test_the_text_says_who_is_ahead():
     it = limiter(ratio=2, slack=100)
     assert "no one is ahead" in it.text()
     call(it, 8, 0)
-    assert it.text() == (
-        "ratio=2, 8 items added and 0 drawn since draws began; the additions are ahead by 16 draws, slack=100"
-    )
+    counts = "ratio=2, 8 items added and 0 drawn since draws began"
+    assert it.text() == f"{counts}; the additions are ahead by 16 draws, slack=100"
     call(it, 0, 40)
     assert "the draws are ahead by 24 draws" in it.text()
     assert "draws have not begun" in limiter(2, began=False).text()

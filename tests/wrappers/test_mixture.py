@@ -19,12 +19,6 @@ import jaxreplay as jr
 
 PER = functools.partial(jr.Prioritized, alpha=0.7, beta=0.6, epsilon=0.01)
 REPLAY = functools.partial(jr.ReplayBuffer, donate=False)
-SEQUENCE = functools.partial(jr.SequenceBuffer, sequence_length=3, donate=False)
-FIRST = (0, 1000, 2000)  # numbers of the items of each source: their source can be told
-
-
-def td_errors_of(ids):
-    return (1.0 + np.asarray(ids) * 7 % 13).astype(np.float32)
 
 
 def once(function, *arguments):
@@ -33,13 +27,12 @@ def once(function, *arguments):
 
 
 def filled(mixture, counts):
-    """A state with so many items in each source."""
+    """A state with so many items in each source, numbered from 1,000 k in source k."""
     state = mixture.init(items(numbers(0, 1)))
     for k, buffer in enumerate(mixture.buffers):
-        ids = numbers(FIRST[k], buffer.capacity)
-        state = mixture.add(
-            state, k, items(ids), mask=np.arange(buffer.capacity) < counts[k], td_errors=td_errors_of(ids)
-        )
+        ids = numbers(1000 * k, buffer.capacity)
+        mask, td_errors = np.arange(buffer.capacity) < counts[k], (1.0 + ids * 7 % 13).astype(np.float32)
+        state = mixture.add(state, k, items(ids), mask=mask, td_errors=td_errors)
     return state
 
 
@@ -56,33 +49,23 @@ def by_largest_remainders(parts, batch_size):
 @given(parts=st.lists(st.integers(1, 1000), min_size=1, max_size=4), batch_size=st.integers(0, 3000))
 def test_counts_are_by_largest_remainders(parts, batch_size):
     mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * len(parts), shares=[0.1 * part for part in parts])
-    counts = mixture.counts(batch_size)
-    assert counts == by_largest_remainders(parts, batch_size)
-    assert sum(counts) == batch_size
+    assert mixture.counts(batch_size) == by_largest_remainders(parts, batch_size)
     assert mixture.shares == pytest.approx([part / sum(parts) for part in parts])
 
 
 def test_counts_that_are_known():
-    def counts(batch_size, *shares):
-        return jr.Mixture(buffers=(REPLAY(capacity=1),) * len(shares), shares=shares).counts(batch_size)
+    def mixture(*shares):
+        return jr.Mixture(buffers=[REPLAY(capacity=1)] * len(shares), shares=np.array(shares))
 
-    assert counts(256, 0.5, 0.5) == (128, 128)
-    assert counts(3, 1, 1) == (2, 1)  # of equal remainders the earlier buffer's first
-    assert counts(5, 0.1, 0.9) == (1, 4)
-    assert counts(10, 0.15, 0.85) == (2, 8)
-    assert counts(10, 0.85, 0.15) == (9, 1)
-    assert counts(8, 1, 1, 1) == (3, 3, 2)
-    assert counts(4, 1, 99) == (0, 4)
-    assert counts(2**29, 1e-300, 1e300) == (0, 2**29)
-    assert jr.Mixture(buffers=(REPLAY(capacity=1),) * 2) == jr.Mixture(
-        buffers=[REPLAY(capacity=1)] * 2, shares=np.array([3, 3])
-    )
+    assert mixture(1, 1, 1).counts(8) == (3, 3, 2)  # of equal remainders the earlier buffer's first
+    assert mixture(1e-300, 1e300).counts(2**29) == (0, 2**29)
+    assert jr.Mixture(buffers=(REPLAY(capacity=1),) * 2) == mixture(3, 3)
 
 
-def pair(num_added=6):
+def pair():
     """Two prioritized sources and a state."""
     mixture = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2)
-    return mixture, filled(mixture, (num_added, num_added))
+    return mixture, filled(mixture, (6, 6))
 
 
 def test_each_source_draws_as_its_buffer_would():
@@ -152,22 +135,22 @@ def test_joint_weights_where_rows_hold_no_item(normalize):
     shares = (2, 2, 2, 1, 3)
     mixture = jr.Mixture(buffers=buffers, shares=shares, weights="joint")
 
-    @functools.partial(run_once, static_argnums=1)
-    def draw(counts, batch_size, max_age):
+    @run_once
+    def draw(counts, max_age):
         state = mixture.init(items(numbers(0, 2)))
         for k, count in enumerate(counts):  # of each shard
             capacity = getattr(buffers[k], "buffer", buffers[k]).capacity
             shard, place = np.divmod(np.arange(capacity), capacity // len(count))
             state = mixture.add(state, k, items(numbers(0, capacity)), mask=place < count[shard])
-        return mixture.sample(state, jax.random.key(0), batch_size, max_age=max_age)
+        return mixture.sample(state, jax.random.key(0), 81, max_age=max_age)
 
     for counts in ((1,), (2, 8), (0, 5), (4,), (3,)), ((8,), (8, 8), (3, 1), (8,), (8,)):
-        for batch_size, max_age in ((80, 1000), (81, 1000), (80, 2)):
-            drawn = jax.device_get(draw([np.array(x, np.int32) for x in counts], batch_size, max_age))
-            held, source = drawn.indices >= 0, np.repeat(np.arange(5), mixture.counts(batch_size))
+        for max_age in (1000, 2):
+            drawn = jax.device_get(draw([np.array(x, np.int32) for x in counts], max_age))
+            held, source = drawn.indices >= 0, np.repeat(np.arange(5), mixture.counts(81))
             np.testing.assert_array_equal(drawn.weights > 0, held)
             assert not np.any(held[source == 3][1::2])
-            part = drawn.weights / (np.sum(drawn.weights) if normalize else batch_size)
+            part = drawn.weights / (np.sum(drawn.weights) if normalize else 81)
             for k, count in enumerate(counts):
                 np.testing.assert_allclose(part[source == k].sum(), shares[k] / 10, rtol=1e-5)
                 if k < 2:  # all items, and each of them alike
@@ -202,31 +185,28 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
 
 
 def test_empty_mixtures():
-    mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
-    empty = mixture.init(items(numbers(0, 1)))
-    state = filled(mixture, (1, 1))
+    mixture, rows = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2), items(numbers(0, 8))
+    empty = mixture.init(rows)
     rejects("cannot sample from a mixture of empty buffers; add items", mixture.sample, empty, jax.random.key(0), 4)
     for normalize in (None, "batch"):  # the second source counts its rows with items, which are none
         buffers = REPLAY(capacity=8, sampler=PER(normalize=normalize)), REPLAY(capacity=8, sampler=DISTINCT)
         joint, ones = jr.Mixture(buffers=buffers, weights="joint"), np.ones(4, np.float32)
         batch = jr.TransitionBatch(S=ones, A=ones, logP=None, Rn=ones, In=ones, S_next=ones, W=ones)
         drawn = once(lambda joint=joint, batch=batch: joint.sample(joint.init(batch), jax.random.key(0), 4))
-        for x, value in (
-            (drawn.indices, -1),
-            (drawn.age, -1),
-            (drawn.probabilities, 0),
-            (drawn.weights, 0),
-            (drawn.items.W, 0),
-        ):
-            np.testing.assert_array_equal(x, [value] * 4)  # NaN is not 0
-    assert (mixture.is_empty(empty), mixture.is_empty(state)) == (True, False)
-    assert (mixture.can_sample(state, 2), mixture.can_sample(state, 3)) == (True, False)
-    full = mixture.add(state, 0, items(numbers(0, 8)))
-    assert not mixture.is_full(full)
-    assert mixture.is_full(mixture.add(full, 1, items(numbers(0, 8))))
-    rest = mixture.sample(mixture.add(empty, 1, items(numbers(0, 8))), jax.random.key(0), 4)
-    np.testing.assert_array_equal(np.asarray(rest.indices)[:2], [-1, -1])
-    assert np.all(np.asarray(rest.weights) == [0, 0, 1, 1])
+        for x in (drawn.indices + 1, drawn.age + 1, drawn.probabilities, drawn.weights, drawn.items.W):
+            np.testing.assert_array_equal(x, [0] * 4)  # NaN is not 0
+
+    def fill():
+        """What it says while it holds nothing, one item, one full source, and two."""
+        one = mixture.add(empty, 1, rows, mask=np.arange(8) < 1)
+        states = empty, one, mixture.add(empty, 1, rows), mixture.add(mixture.add(empty, 1, rows), 0, rows)
+        found = [(mixture.is_empty(x), mixture.can_sample(x, 8), mixture.is_full(x)) for x in states]
+        return found, mixture.sample(states[2], jax.random.key(0), 4)
+
+    found, drawn = once(fill)
+    assert found == [(True, False, False), (False, False, False), (False, True, False), (False, True, True)]
+    np.testing.assert_array_equal(drawn.indices[:2], [-1, -1])
+    np.testing.assert_array_equal(drawn.weights, [0, 0, 1, 1])
 
 
 def test_sizes_that_do_not_fit_int32_saturate():
@@ -244,68 +224,52 @@ def test_sizes_that_do_not_fit_int32_saturate():
 
 def test_donation():
     buffers = (jr.ReplayBuffer(capacity=4),) * 2
-    mixture = jr.Mixture(buffers=buffers)
-    state = mixture.init(items(numbers(0, 1)))
-    added = mixture.add(state, 1, items(numbers(0, 2)))
+    mixture, rows = jr.Mixture(buffers=buffers), items(numbers(0, 2))
+    state = mixture.init(rows)
+    added = mixture.add(state, 1, rows)
     assert [part.storage["id"].is_deleted() for part in state] == [False, True]
-    sample = mixture.sample(added, jax.random.key(0), 2)
-    updated = mixture.update(added, sample.indices, np.ones(2))
-    mixture.set(updated, sample.indices, sample.items)
-    for old in (added, updated):
-        assert all(part.storage["id"].is_deleted() for part in old)
-    rejects("state: was donated to an earlier call and is gone", mixture.update, added, sample.indices, np.ones(2))
+    indices = np.arange(2, dtype=np.int32)
+    updated = mixture.update(added, indices, np.ones(2))
+    mixture.set(updated, indices, rows)
+    assert all(part.storage["id"].is_deleted() for old in (added, updated) for part in old)
+    rejects("state: was donated to an earlier call and is gone", mixture.update, added, indices, np.ones(2))
     partly = jr.Mixture(buffers=(buffers[0], REPLAY(capacity=4)))
     assert (mixture.donate, partly.donate) == (True, False)
-    state = partly.init(items(numbers(0, 1)))
-    partly.update(state, np.zeros(2, np.int32), np.ones(2))
+    state = partly.init(rows)
+    partly.update(state, indices, np.ones(2))
     assert not state[0].storage["id"].is_deleted()
 
 
-def shards_and_a_reservoir():
-    sharded = over_devices(REPLAY(capacity=8, sampler=PER()), 2)
-    return jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6, donate=False)), shares=(2, 1), weights="joint")
-
-
 def test_rows_that_shards_and_reservoirs_refuse():
-    mixture = shards_and_a_reservoir()
-    state = jax.eval_shape(lambda: mixture.init(items(numbers(0, 2))))
+    sharded = over_devices(REPLAY(capacity=8, sampler=PER()), 2)
+    mixture = jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6)), shares=(2, 1), weights="joint")
+    for message, batch_size, max_age in (
+        (r"batch_size=4: buffers\[0\] gets 3 of these rows, but needs a multiple of 2", 4, None),
+        ("max_age: a ReservoirBuffer keeps no order", 6, 3),
+    ):
 
-    with pytest.raises(ValueError, match=r"batch_size=4: buffers\[0\] gets 3 of these rows, but needs a multiple of 2"):
-        jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 4), state)
-    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
-        jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 6, max_age=3), state)
+        def draw(batch_size=batch_size, max_age=max_age):
+            mixture.sample(mixture.init(items(numbers(0, 2))), jax.random.key(0), batch_size, max_age=max_age)
 
-
-def test_saved_and_restored(tmp_path):
-    sharded = over_devices(REPLAY(capacity=8), 2)
-    mixture = jr.Mixture(buffers=(sharded, REPLAY(capacity=6)), shares=(1, 3))
-    state = mixture.init(numbers(0, 2))
-    state = mixture.add(mixture.add(state, 0, numbers(0, 4)), 1, numbers(9, 3))
-    jr.save(tmp_path / "run", {"replay": mixture}, {"replay": state})
-    like = {"replay": state}
-    restored = jr.restore(tmp_path / "run", {"replay": dataclasses.replace(mixture)}, like)["replay"]
-    assert jax.tree.structure(restored) == jax.tree.structure(state)
-    chex.assert_trees_all_equal(restored, state)
-    assert restored[0].ring.size.sharding == state[0].ring.size.sharding
-    other = dataclasses.replace(mixture, buffers=(sharded, REPLAY(capacity=7)))
-    with pytest.raises(ValueError, match=r"config\['replay'\]\.buffers\[1\]\.capacity: saved 6, given 7"):
-        jr.restore(tmp_path / "run", {"replay": other}, like)
-    rejects(r"old_buffer=.*: must be .* migrate the buffers of a Mixture one by one", jr.migrate, mixture, state, other)
+        rejects(message, jax.eval_shape, draw)
 
 
 def test_handles_of_slots_and_of_a_source_alone():
-    mixture, state = pair()
-    for k, buffer in enumerate(mixture.buffers):
+    def look(k):
+        mixture, state = pair()
+        buffer = mixture.buffers[k]
         own = buffer.newest(state[k], 8)
         handles = mixture.handles(state, k, buffer.slots(state[k], own))
+        return own, handles, mixture.get(state, handles), buffer.get(state[k], own)
+
+    for k, (own, handles, found, expected) in enumerate(once(lambda: [look(0), look(1)])):
         assert handles.tolist() == [-1 if x < 0 else 2 * x + k for x in own.tolist()]
-        chex.assert_trees_all_equal(mixture.get(state, handles), buffer.get(state[k], own))
-    rejects("source=2: must be an integer from 0 to 1", mixture.handles, state, 2, np.zeros(1, np.int32))
+        chex.assert_trees_all_equal(found, expected)
 
 
 SMALL = REPLAY(capacity=4)
 SHORT, SHORTER = (jr.SequenceBuffer(length=8, num_envs=1, sequence_length=length) for length in (3, 2))
-PAIR, JOINT = (SMALL, SMALL), {"weights": "joint"}
+PAIR, LARGE, JOINT = (SMALL, SMALL), REPLAY(capacity=2**29), {"weights": "joint"}
 GLOBAL, PLAIN, BATCH = (REPLAY(capacity=4, sampler=PER(normalize=x)) for x in ("global", None, "batch"))
 REFUSED = {
     r"buffers=\(\): must be a tuple of at least one buffer": {"buffers": ()},
@@ -322,13 +286,7 @@ REFUSED = {
     r'weights=\'both\': must be "own" or "joint"': {"buffers": PAIR, "weights": "both"},
     r"of buffers\[1\] has normalize='global'; must be \"batch\" or None": {"buffers": (SMALL, GLOBAL), **JOINT},
     r"buffers \[0, 2\] have normalize=\['batch', None\]; they must": {"buffers": (BATCH, SMALL, PLAIN), **JOINT},
-}
-
-
-REFUSED |= {
-    r"slots of buffers\[0\]=536870912: must be .* to 268435456, as handles of 2 sources must fit": {
-        "buffers": (REPLAY(capacity=2**29), SMALL)
-    }
+    r"slots of buffers\[0\]=536870912: must be .* to 268435456, as handles of": {"buffers": (LARGE, SMALL)},
 }
 
 
@@ -349,6 +307,7 @@ def test_calls_that_are_refused():
     mixture, one, key = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2), items(numbers(0, 1)), jax.random.key(0)
     state, three, wide = mixture.init(one), np.zeros(3, np.int32), one | {"x": np.zeros((1, 3), np.float32)}
     rejects("source=2: must be an integer from 0 to 1, the position", mixture.add, state, 2, one)
+    rejects("source=2: must be an integer from 0 to 1", mixture.handles, state, 2, three)
     rejects(r"source=.*: is traced, .* give it from outside", jax.jit(mixture.add), state, 1, one)
     rejects(r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]", mixture.add, state, 0, wide)
     rejects("state: got a tuple of 1, expected 2 states, one of each", mixture.sample, state[:1], key, 2)

@@ -4,6 +4,7 @@ import _thread
 import concurrent.futures
 import contextlib
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import items, numbers, rejects
+from helpers import items, numbers, over_devices, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay.wrappers import _turns
@@ -28,13 +29,18 @@ def no_second_look(monkeypatch):
     monkeypatch.setattr(_turns, "LOOK_AGAIN", 10 * LONG)
 
 
+def batch(first=0, count=4):
+    """So many rows, numbered from `first`."""
+    return items(numbers(first, count))
+
+
 def replay(capacity=16, **settings):
     buffer = jr.ReplayBuffer(capacity=capacity, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), **settings)
-    return buffer, buffer.init(items(numbers(0, 4)))
+    return buffer, buffer.init(batch())
 
 
-def shared_replay(capacity=16, **settings):
-    return jr.Shared(*replay(capacity), **settings)
+def shared_replay(**settings):
+    return jr.Shared(*replay(), **settings)
 
 
 @contextlib.contextmanager
@@ -47,6 +53,24 @@ def thread(function, *arguments):
         assert future.done()
 
 
+@contextlib.contextmanager
+def held(block):
+    """Another thread is in a block during this one."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with block:
+            entered.set()
+            assert leave.wait(LONG)
+
+    with thread(hold) as holder:
+        assert entered.wait(LONG)
+        try:
+            yield holder
+        finally:
+            leave.set()
+
+
 def waits(future):
     time.sleep(SOON)
     return not future.done()
@@ -55,41 +79,36 @@ def waits(future):
 def stored(shared):
     """All numbers of the items of a ReplayBuffer, oldest first."""
     with shared.state() as cell:
-        size, newest = int(shared.buffer.size(cell.state)), shared.buffer.newest(cell.state, shared.buffer.capacity)
-        return shared.buffer.get(cell.state, newest)["id"].tolist()[shared.buffer.capacity - size :]
+        newest = np.asarray(shared.buffer.newest(cell.state, 16))
+        return shared.buffer.get(cell.state, newest)["id"][newest >= 0].tolist()
 
 
 # --- calls ---------------------------------------------------------------------------------------------------------
 
 
 def test_its_calls_are_those_of_the_buffer():
+    """And what it has returned outlives the donated state."""
     buffer, state = replay()
     shared, td_errors = jr.Shared(buffer, state), np.arange(8, dtype=np.float32)
-    state = buffer.init(items(numbers(0, 4)))
-    shared.add(items(numbers(0, 8)), td_errors=td_errors)
-    state = buffer.add(state, items(numbers(0, 8)), td_errors=td_errors)
+    state = buffer.init(batch())
+    shared.add(batch(0, 8), td_errors=td_errors)
+    state = buffer.add(state, batch(0, 8), td_errors=td_errors)
+    with shared.state() as cell:
+        diagnostics, size = jr.diagnostics(buffer, cell.state), cell.state.ring.size
     drawn, expected = shared.sample(KEY, 8, beta=0.5, max_age=6), buffer.sample(state, KEY, 8, beta=0.5, max_age=6)
-    jax.tree.map(np.testing.assert_array_equal, drawn, expected)
     shared.update(drawn.indices, td_errors)
     state = buffer.update(state, drawn.indices, td_errors)
     values, mask = {"id": numbers(100, 8), "x": None}, np.arange(8) < 5
     shared.set(drawn.indices, values, mask=mask)
     state = buffer.set(state, drawn.indices, values, mask=mask)
-    assert (shared.size(), type(shared.size())) == (8, int)
+    shared.add(batch(8))
+    state = buffer.add(state, batch(8))
+    jax.tree.map(np.testing.assert_array_equal, drawn, expected)
+    assert (shared.size(), type(shared.size())) == (12, int)
     with shared.state() as cell:
         jax.tree.map(np.testing.assert_array_equal, cell.state, state)
-
-
-def test_what_it_returned_outlives_later_calls():
-    shared = shared_replay()
-    shared.add(items(numbers(0, 8)))
-    seen = [shared.sample(KEY, 4)]
-    with shared.state() as cell:
-        seen.append(jr.diagnostics(shared.buffer, cell.state))
-        size = cell.state.ring.size
-    shared.add(items(numbers(8, 8)))
-    assert size.is_deleted()  # the state is donated
-    assert not any(x.is_deleted() for x in jax.tree.leaves(seen))
+    assert size.is_deleted()
+    assert not any(x.is_deleted() for x in jax.tree.leaves(diagnostics))
 
 
 def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
@@ -106,28 +125,12 @@ def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
 
 def test_a_call_in_the_process_that_made_it_only(monkeypatch):
     """Which is said at once: a fork would wait for ever for the lock that a thread holds here."""
-    shared, entered, leave = shared_replay(), threading.Event(), threading.Event()
-
-    def hold():
-        with shared.state():
-            entered.set()
-            assert leave.wait(LONG)
-
-    with thread(hold):
-        assert entered.wait(LONG)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "getpid", lambda: 0)
-            rows, start = items(numbers(0, 4)), "start it by 'spawn'"
-            for name, given in (("add", (rows,)), ("size", ()), ("close", ())):
-                message = f"{name}: this process is a fork.*{start}"
-                rejects(message, getattr(shared, name), *given, error=RuntimeError)
-        leave.set()
-    assert shared.size() == 0
-
-
-def test_a_call_on_the_host_only():
     shared = shared_replay()
-    rejects("add: a Shared is an object", jax.jit(lambda x: shared.add(x)), items(numbers(0, 4)), error=RuntimeError)
+    with held(shared.state()), monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 0)
+        for name, given in (("add", (batch(),)), ("size", ()), ("close", ())):
+            message = f"{name}: this process is a fork.*start it by 'spawn'"
+            rejects(message, getattr(shared, name), *given, error=RuntimeError)
     assert shared.size() == 0
 
 
@@ -136,70 +139,58 @@ def test_a_call_on_the_host_only():
 
 def test_other_threads_wait_until_the_block_ends():
     shared = shared_replay()
-    shared.add(items(numbers(0, 1)))
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold():
-        with shared.state() as cell:
-            entered.set()
-            assert leave.wait(LONG)
-            cell.state = shared.buffer.add(cell.state, items(numbers(1, 1)))
-
-    with thread(hold), thread(lambda: entered.wait(LONG) and shared.add(items(numbers(2, 1)))) as later:
-        assert entered.wait(LONG)
+    with held(shared.state()), thread(shared.add, batch()) as later:
         assert waits(later)
-        with pytest.raises(TimeoutError, match=r"sample: waited for another thread, .* block of `state`"):
-            shared.sample(KEY, 1, timeout=SOON)
-        leave.set()
-    assert stored(shared) == [0, 1, 2]
+        message = "sample: waited for another thread, .* block of `state`"
+        rejects(message, shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
+    assert stored(shared) == [*range(4)]
 
 
 def test_calls_in_the_block_are_errors():
     shared = shared_replay()
     with shared.state():
-        for call in (lambda: shared.add(items(numbers(0, 4))), shared.size, lambda: shared.state().__enter__()):
+        for call in (lambda: shared.add(batch()), shared.size, shared.state().__enter__):
             rejects(r"called in a block of `state` of this thread; use cell\.state", call, error=RuntimeError)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     assert shared.size() == 4
 
 
 def test_a_block_that_raises_before_the_state_is_assigned_changes_and_counts_nothing():
     shared = shared_replay(ratio=1, slack=100)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     shared.sample(KEY, 2)
     counts = shared.added, shared.drawn
     with pytest.raises(KeyError), shared.state(added=4, drawn=3):
         raise KeyError
     assert (shared.added, shared.drawn) == counts
     with contextlib.suppress(KeyError), shared.state(added=4) as cell:
-        cell.state = shared.buffer.add(cell.state, items(numbers(4, 4)))
+        cell.state = shared.buffer.add(cell.state, batch(4))
         raise KeyError
     assert (shared.added, shared.drawn) == (counts[0] + 4, counts[1])
     assert stored(shared) == [*range(8)]
 
 
 def test_a_state_of_another_buffer_is_refused():
-    shared, other = shared_replay(), jr.ReplayBuffer(capacity=16)
-    long, state = replay(32)[1], replay()[1]
-    flat = replay()[0].init({"id": numbers(0, 4), "x": np.zeros(4, np.float32)})
+    shared, (buffer, state), other = shared_replay(), replay(), jr.ReplayBuffer(capacity=16)
+    flat = buffer.init({"id": numbers(0, 4), "x": np.zeros(4, np.float32)})
     for wrong, message in (
-        (other.init(items(numbers(0, 4))), r"missing \.sampler.* a state of the buffer stores"),
-        (long, "a state of the buffer stores"),
+        (other.init(batch()), r"missing \.sampler.* a state of the buffer stores"),
+        (replay(32)[1], "a state of the buffer stores"),
         (flat, r"leaf .storage\['x'\]: got float32\[16\], a state of the buffer stores float32\[16, 2\]"),
         (jax.device_get(state), "its leaves must be arrays of JAX"),
         (None, "got PyTreeDef"),
     ):
         with pytest.raises(ValueError, match=rf"cell\.state: .*{message}"), shared.state() as cell:
             cell.state = wrong
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     assert shared.size() == 4
 
 
 def test_a_donated_state_that_is_not_replaced_closes_it():
     shared = shared_replay()
     with pytest.raises(RuntimeError, match=r"cell\.state was donated and not replaced"), shared.state() as cell:
-        shared.buffer.add(cell.state, items(numbers(0, 4)))
-    for call in (shared.size, lambda: shared.add(items(numbers(0, 4)))):
+        shared.buffer.add(cell.state, batch())
+    for call in (shared.size, lambda: shared.add(batch())):
         with pytest.raises(jr.Closed, match=r"by RuntimeError.*was donated and not replaced") as caught:
             call()
         assert "not replaced" in str(caught.value.__cause__)
@@ -216,7 +207,7 @@ def test_an_error_after_the_donation_closes_it(monkeypatch, error):
 
     monkeypatch.setattr(jr.ReplayBuffer, "add", consume)
     with pytest.raises(type(error)):
-        shared.add(items(numbers(0, 4)))
+        shared.add(batch())
     with pytest.raises(jr.Closed) as caught:
         shared.sample(KEY, 4)
     assert caught.value.__cause__ is error
@@ -224,12 +215,13 @@ def test_an_error_after_the_donation_closes_it(monkeypatch, error):
 
 def test_an_error_before_the_donation_changes_nothing():
     shared = shared_replay(ratio=1, slack=100)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     shared.sample(KEY, 1)
-    for wrong in ({"id": numbers(0, 4)}, items(numbers(0, 17)), None, {"id": 1, "x": 2}, items(np.zeros((3, 2), int))):
+    for wrong in ({"id": numbers(0, 4)}, batch(0, 17), None, {"id": 1, "x": 2}, items(np.zeros((3, 2), int))):
         rejects(r"leaf|batch|structure|items|holds", shared.add, wrong)
-    rejects("mask", shared.add, items(numbers(0, 4)), mask=np.ones(3, bool))
+    rejects("mask", shared.add, batch(), mask=np.ones(3, bool))
     rejects("add", shared.add, error=TypeError)
+    rejects("add: a Shared is an object", jax.jit(shared.add), batch(), error=RuntimeError)
     rejects("batch_size", shared.sample, KEY, 0)
     assert (shared.added, shared.drawn, shared.closed) == (0, 1, False)
     assert stored(shared) == [*range(4)]
@@ -242,18 +234,18 @@ def test_the_first_draw_waits_for_min_size():
     shared = shared_replay(min_size=6)
     with thread(shared.sample, KEY, 4) as drawn:
         assert waits(drawn)
-        shared.add(items(numbers(0, 4)))
+        shared.add(batch())
         assert waits(drawn)
-        shared.add(items(numbers(4, 4)), mask=np.array([True, False, False, False]))
+        shared.add(batch(4), mask=np.array([True, False, False, False]))
         assert waits(drawn)
-        shared.add(items(numbers(8, 4)))
+        shared.add(batch(8))
     assert drawn.result().indices.shape == (4,)
 
 
 def test_a_draw_that_waits_goes_on_when_another_thread_finds_enough_items():
     shared = shared_replay(ratio=1, slack=6, min_size=4)
     with shared.state() as cell:  # no count tells that there are items
-        cell.state = shared.buffer.add(cell.state, items(numbers(0, 3)))
+        cell.state = shared.buffer.add(cell.state, batch(0, 3))
     with thread(shared.sample, KEY, 4) as drawn:
         assert waits(drawn)
         with shared._turns._changed:
@@ -275,16 +267,16 @@ def test_min_size_counts_sequences_that_may_be_drawn():
 
 def test_additions_wait_for_draws_and_draws_for_additions():
     shared = shared_replay(ratio=2, slack=8)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     shared.sample(KEY, 8)
     assert (shared.added, shared.drawn) == (0, 8)
     with thread(shared.sample, KEY, 2) as drawn:
         assert waits(drawn)
-        shared.add(items(numbers(4, 1)))
+        shared.add(batch(4, 1))
     assert (shared.added, shared.drawn) == (1, 10)
-    for first, count in ((5, 4), (9, 4)):
-        shared.add(items(numbers(first, count)), timeout=LONG)
-    with thread(shared.add, items(numbers(13, 1))) as added:
+    for first in (5, 9):
+        shared.add(batch(first), timeout=LONG)
+    with thread(shared.add, batch(13, 1)) as added:
         assert waits(added)
         shared.sample(KEY, 2)
     assert (shared.added, shared.drawn) == (10, 12)
@@ -292,10 +284,10 @@ def test_additions_wait_for_draws_and_draws_for_additions():
 
 def test_rows_count_masked_or_not():
     shared = shared_replay(ratio=1, slack=1000)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     shared.sample(KEY, 1)
-    shared.add(items(numbers(4, 4)), mask=np.array([True, False, True, True]))
-    shared.add(items=items(numbers(8, 4)), mask=np.zeros(4, bool))
+    shared.add(batch(4), mask=np.array([True, False, True, True]))
+    shared.add(items=batch(8), mask=np.zeros(4, bool))
     assert (shared.added, shared.size()) == (8, 7)
 
 
@@ -314,57 +306,36 @@ def test_rows_of_sequences_and_of_sources_are_counted():
 
 def test_timeouts_say_who_is_ahead():
     shared = shared_replay(ratio=4, slack=8)
-    with pytest.raises(TimeoutError, match=r"^sample: ratio=4, 0 items added; .* min_size=1. Waited .* s; does the"):
-        shared.sample(KEY, 1, timeout=SOON)
-    shared.add(items(numbers(0, 4)))
+    begin = r"^sample: ratio=4, 0 items added; .* min_size=1. Waited .* s; does the"
+    rejects(begin, shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
+    shared.add(batch())
     shared.sample(KEY, 8)
     rejects(r"^sample: .*0 items added and 8 drawn since", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
-    with pytest.raises(TimeoutError, match=r"^state: "), shared.state(drawn=1, timeout=0):
-        pass
+    rejects("^state: ", shared.state(drawn=1, timeout=0).__enter__, error=TimeoutError)
     for first in range(4):
-        shared.add(items(numbers(first, 1)))
-    with pytest.raises(TimeoutError, match=r"^add: .*the additions are ahead by 8 draws, slack=8"):
-        shared.add(items(numbers(0, 1)), timeout=0)
+        shared.add(batch(first, 1))
+    ahead = "^add: .*the additions are ahead by 8 draws, slack=8"
+    rejects(ahead, shared.add, batch(0, 1), timeout=0, error=TimeoutError)
     rejects("wrong structure", shared.add, {}, timeout=0)  # which no waiting would mend
     assert (shared.added, shared.drawn) == (4, 8)
-
-
-def test_a_call_that_might_wait_for_ever_is_an_error():
-    shared = shared_replay(ratio=4, slack=10)
-    shared.add(items(numbers(0, 4)))
-    rejects("slack=10: adding 0 and drawing 21 could wait for ever; use slack=11", shared.sample, KEY, 21)
-    shared.sample(KEY, 8)
-    rejects("adding 4 and drawing 8 could wait for ever; use", shared.add, items(numbers(0, 4)))
-    shared.add(items(numbers(0, 3)))
 
 
 def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     shared = shared_replay(ratio=1)
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     rejects(r"sample: .* It would wait for ever, as the only thread", shared.sample, KEY, 1, error=RuntimeError)
-    with pytest.raises(TimeoutError):
-        shared.sample(KEY, 1, timeout=0)
+    rejects("Waited", shared.sample, KEY, 1, timeout=0, error=TimeoutError)
 
 
 def test_a_thread_that_python_has_not_started_is_not_alone(monkeypatch):
     """As those of Ray, which `threading` does not list."""
-    shared, drawn = shared_replay(ratio=1), []
+    shared, drawn = shared_replay(ratio=1), queue.SimpleQueue()
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
-
-    def draw():
-        try:
-            drawn.append(shared.sample(KEY, 1))
-        except Exception as error:
-            drawn.append(error)
-
-    _thread.start_new_thread(draw, ())
+    _thread.start_new_thread(lambda: drawn.put(shared.sample(KEY, 1)), ())
     time.sleep(SOON)
-    assert not drawn
-    shared.add(items(numbers(0, 4)))
-    end = time.monotonic() + LONG
-    while not drawn and time.monotonic() < end:
-        time.sleep(SOON / 10)
-    assert isinstance(drawn[0], jr.Sample)
+    assert drawn.empty()
+    shared.add(batch())
+    assert isinstance(drawn.get(timeout=LONG), jr.Sample)
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -380,22 +351,21 @@ def test_close_wakes_all():
         with pytest.raises(jr.Closed, match="sample: closed by thread MainThread") as caught:
             future.result()
         assert caught.value.__cause__ is None
-    rows, calls = items(numbers(0, 4)), {"sample": (KEY, 4), "update": (np.zeros(1, int), np.zeros(1))}
-    for name, given in (calls | {"add": (rows,), "set": (np.zeros(4, int), rows)}).items():
+    calls = {"sample": (KEY, 4), "update": (np.zeros(1, int), np.zeros(1)), "add": (batch(),)}
+    for name, given in (calls | {"set": (np.zeros(4, int), batch())}).items():
         rejects(name, getattr(shared, name), *given, error=jr.Closed)
-    with pytest.raises(jr.Closed, match="state"), shared.state(drawn=1):
-        pass
+    rejects("state", shared.state(drawn=1).__enter__, error=jr.Closed)
     assert shared.closed
 
 
 def test_a_closed_one_is_only_read():
     buffer, state = replay(donate=False)
     shared = jr.Shared(buffer, state)
-    shared.add(items(numbers(0, 4)))
+    shared.add(batch())
     shared.close(ValueError("the end"))
     assert (shared.size(), stored(shared)) == (4, [*range(4)])
     with pytest.raises(jr.Closed, match="state: closed") as caught, shared.state() as cell:
-        cell.state = buffer.add(cell.state, items(numbers(4, 4)))
+        cell.state = buffer.add(cell.state, batch(4))
     assert isinstance(caught.value.__cause__, ValueError)
     assert stored(shared) == [*range(4)]
 
@@ -405,7 +375,7 @@ def test_a_thread_that_dies_ends_the_others():
 
     def act():
         with shared.worker():
-            shared.add(items(numbers(0, 4)))
+            shared.add(batch())
             assert learns.wait(LONG)
             raise OSError("the robot is gone")
 
@@ -430,7 +400,7 @@ def test_the_end_of_the_main_thread_ends_the_others(error):
     def act():
         with shared.worker():
             for first in range(10**6):
-                shared.add(items(numbers(first, 4)))
+                shared.add(batch(first))
         return "ended"
 
     expected = contextlib.nullcontext() if error is None else pytest.raises(error)
@@ -445,34 +415,12 @@ def test_the_end_of_the_main_thread_ends_the_others(error):
         assert actor.result() == "ended"
 
 
-def test_an_actor_that_is_done_does_not_close_it():
-    shared = shared_replay()
-
-    def act():
-        with shared.worker():
-            shared.add(items(numbers(0, 4)))
-
-    with thread(act):
-        pass
-    assert not shared.closed
-
-
-def act_in_a_block(shared, entered, leave):
-    with shared.worker():
-        entered.set()
-        assert leave.wait(LONG)
-
-
 def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
     shared = shared_replay(ratio=1, slack=8)
-    events = [[threading.Event() for _ in range(2)] for _ in range(2)]
-    actors = [thread(act_in_a_block, shared, *both) for both in events]
-    with actors[0] as first, actors[1] as second, thread(shared.sample, KEY, 4) as drawn:
-        for (entered, leave), actor in zip(events, (first, second), strict=True):
-            assert entered.wait(LONG)
+    with thread(shared.sample, KEY, 4) as drawn, held(shared.worker()):
+        with held(shared.worker()):
             assert waits(drawn)
-            leave.set()
-            concurrent.futures.wait([actor], LONG)
+        assert waits(drawn)
     with pytest.raises(jr.Closed, match=r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended") as caught:
         drawn.result()
     assert caught.value.__cause__ is None
@@ -482,47 +430,41 @@ def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
 def test_without_workers_only_calls_that_would_wait_are_told():
     shared = shared_replay(ratio=1, slack=8)
     with shared.worker():
-        shared.add(items(numbers(0, 4)))
+        shared.add(batch())
     shared.sample(KEY, 8)
     told = "as all blocks of `worker` have ended"
     rejects(f"sample: .*{told}", shared.sample, KEY, 1, error=jr.Closed)
     rejects("Waited", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
-    with pytest.raises(jr.Closed, match=f"state: .*{told}"), shared.state(drawn=1):
-        pass
+    rejects(f"state: .*{told}", shared.state(drawn=1).__enter__, error=jr.Closed)
     for first in range(4, 20, 4):
-        shared.add(items(numbers(first, 4)))
-    rejects(f"add: .*{told}", shared.add, items(numbers(20, 4)), error=jr.Closed)
+        shared.add(batch(first))
+    rejects(f"add: .*{told}", shared.add, batch(20), error=jr.Closed)
     assert (shared.added, shared.drawn, shared.size()) == (16, 8, 16)
 
 
 def test_a_call_may_wait_for_a_worker_that_starts_later():
     shared = shared_replay(ratio=1, slack=8)
     with shared.worker():
-        shared.add(items(numbers(0, 4)))
+        shared.add(batch())
         with shared.worker():
             shared.sample(KEY, 8)
         with thread(shared.sample, KEY, 4) as drawn:  # the outer block is left
             assert waits(drawn)
-            shared.add(items(numbers(4, 4)))
+            shared.add(batch(4))
     assert drawn.result().indices.shape == (4,)
     with shared.worker(), thread(shared.sample, KEY, 4) as drawn:  # nor does the first end matter to a later block
         assert waits(drawn)
-        shared.add(items(numbers(8, 4)))
+        shared.add(batch(8))
     assert drawn.result().indices.shape == (4,)
 
 
 def test_what_the_last_worker_added_is_drawn_before():
-    shared, entered = shared_replay(ratio=1, slack=8, min_size=4), threading.Event()
-
-    def act():
+    shared = shared_replay(ratio=1, slack=8, min_size=4)
+    with thread(shared.sample, KEY, 8) as drawn:
+        assert waits(drawn)
         with shared.worker():
-            entered.set()
-            time.sleep(SOON)
-            shared.add(items(numbers(0, 4)))
-
-    with thread(act):
-        assert entered.wait(LONG)
-        shared.sample(KEY, 8)
+            shared.add(batch())
+    assert drawn.result().indices.shape == (8,)
     rejects("as all blocks", shared.sample, KEY, 8, error=jr.Closed)
 
 
@@ -550,10 +492,7 @@ atexit.register(lambda: print("size", waiting.size(), "closed", waiting.closed))
 """
 
 
-@pytest.mark.parametrize(
-    ("last", "code"),
-    [("", 0), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("raise OSError", 1), ("sys.exit(3)", 3)))],
-)
+@pytest.mark.parametrize(("last", "code"), [("", 0), *map(rarely, [("raise OSError", 1), ("sys.exit(3)", 3)])])
 def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
     program = [sys.executable, "-c", END + last, str(tmp_path / "run")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
@@ -567,20 +506,17 @@ def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"ratio": 0}, "ratio=0: must be"),
-        ({"ratio": -1.0}, "ratio=-1.0: must be"),
-        ({"ratio": True}, "ratio=True: must be"),
-        ({"ratio": 2, "slack": -1}, "slack=-1: must be"),
-        ({"slack": 3}, "slack=3: needs a ratio"),
-        ({"min_size": 0}, "min_size=0: must be an integer from 1 to 16"),
-        ({"min_size": 17}, "min_size=17: must be an integer from 1 to 16"),
-    ],
-)
-def test_arguments_that_make_no_sense(settings, message):
-    rejects(message, shared_replay, **settings)
+def test_arguments_that_make_no_sense():
+    for message, settings in {
+        "ratio=0: must be": {"ratio": 0},
+        "ratio=-1.0: must be": {"ratio": -1.0},
+        "ratio=True: must be": {"ratio": True},
+        "slack=-1: must be": {"ratio": 2, "slack": -1},
+        "slack=3: needs a ratio": {"slack": 3},
+        "min_size=0: must be an integer from 1 to 16": {"min_size": 0},
+        "min_size=17: must be an integer from 1 to 16": {"min_size": 17},
+    }.items():
+        rejects(message, shared_replay, **settings)
 
 
 def test_buffers_and_states_that_make_no_sense():
@@ -588,122 +524,74 @@ def test_buffers_and_states_that_make_no_sense():
     rejects("must be a buffer of jaxreplay", jr.Shared, jr.bind(buffer, state), state)
     # In one line; its text is a view by NumPy, which would keep `state` from being donated.
     rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.Shared, replay()[1], buffer)
-    buffer.add(state, items(numbers(0, 4)))
+    buffer.add(state, batch())
     rejects("donated", jr.Shared, buffer, state)
     rejects("state: got NoneType, expected ReplayState", jr.Shared, buffer, None)
     rejects("capacity=16: this state has a leading axis of 8", jr.Shared, buffer, replay(8)[1])
     rejects("state: its leaves must be arrays of JAX", jr.Shared, buffer, jax.device_get(replay()[1]))
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
-def test_a_timeout_that_makes_no_sense(timeout):
+def test_a_timeout_that_makes_no_sense():
     shared = shared_replay()
-    rows = items(numbers(0, 4))
-    for call in (lambda: shared.add(rows, timeout=timeout), lambda: shared.sample(KEY, 1, timeout=timeout)):
-        rejects(r"timeout=.*: must be a number in \[0, .*\]; seconds, or None for no limit", call)
-    rejects("timeout=", shared.state, timeout=timeout)
+    for timeout in (-1, float("nan"), float("inf"), "1", True):
+        for call, *given in ((shared.add, batch()), (shared.sample, KEY, 1), (shared.state,)):
+            message = r"timeout=.*: must be a number in \[0, .*\]; seconds, or None for no limit"
+            rejects(message, call, *given, timeout=timeout)
     assert shared.size() == 0
 
 
 def test_an_actor_needs_a_source():
     rejects(r"actor: .*jr.Mixture\(buffers=\(buffer,\) \* k", shared_replay().actor, 0)
     buffer = jr.Mixture(buffers=(replay()[0],) * 2)
-    shared = jr.Shared(buffer, buffer.init(items(numbers(0, 4))), min_size=32)
+    shared = jr.Shared(buffer, buffer.init(batch()), min_size=32)
     rejects("source=2: must be an integer from 0 to 1", shared.actor, 2)
-    rejects("source=2: must be", shared.add, 2, items(numbers(0, 4)))
+    rejects("source=2: must be", shared.add, 2, batch())
 
 
 # --- save and restore ----------------------------------------------------------------------------------------------
 
 
-def save(shared, path):
+def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
+    settings = {"ratio": 4, "slack": 40}
+    shared = shared_replay(**settings)
+    shared.add(batch())
+    drawn = shared.sample(KEY, 8)
+    shared.add(batch(4))
     with shared.state() as cell:
         saved = {"replay": cell.state, "added": shared.added, "drawn": shared.drawn}
-        return jr.save(path, {"replay": shared.buffer}, saved, wait=False)
-
-
-def restored(path, buffer, **settings):
-    like = {"replay": buffer.init(items(numbers(0, 4))), "added": 0, "drawn": 0}
-    saved = jr.restore(path, {"replay": buffer}, like)
-    return jr.Shared(buffer, saved["replay"], added=saved["added"], drawn=saved["drawn"], **settings)
-
-
-def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
-    shared = shared_replay(ratio=4, slack=40)
-    shared.add(items(numbers(0, 4)))
-    drawn = shared.sample(KEY, 8)
-    shared.add(items(numbers(4, 4)))
-    save(shared, tmp_path / "run")()
-    again = restored(tmp_path / "run", shared.buffer, ratio=4, slack=40, min_size=10)
+        finish = jr.save(tmp_path, {"replay": shared.buffer}, saved, wait=False)
+    shared.update(drawn.indices, jnp.arange(8.0))
+    finish()
+    saved = jr.restore(tmp_path, {"replay": shared.buffer}, saved)
+    again = jr.Shared(shared.buffer, saved.pop("replay"), **settings, **saved, min_size=10)
     assert (again.added, again.drawn) == (shared.added, shared.drawn) == (4, 8)
+    again.update(drawn.indices, jnp.arange(8.0))
     for each in (shared, again):
-        each.update(drawn.indices, jnp.arange(8.0))
-        each.add(items(numbers(8, 4)), timeout=0)
-        rejects("8 items added and 8 drawn since", each.add, items(numbers(12, 5)), timeout=0, error=TimeoutError)
+        each.add(batch(8), timeout=0)
+        rejects("8 items added and 8 drawn since", each.add, batch(12, 5), timeout=0, error=TimeoutError)
     jax.tree.map(np.testing.assert_array_equal, again.sample(KEY, 8), shared.sample(KEY, 8))
-
-
-def test_saved_while_threads_go_on_it_neither_loses_nor_repeats(tmp_path):
-    shared = shared_replay(capacity=512, ratio=1, slack=1000)
-    shared.add(items(numbers(0, 1)))
-    shared.sample(KEY, 1)
-
-    def act():
-        with shared.worker():
-            for first in range(1, 400):
-                shared.add(items(numbers(first, 1)))
-
-    with thread(act):
-        for finish in [save(shared, tmp_path / str(k)) for k in range(3)]:
-            finish()
-    for k in range(3):
-        again = restored(tmp_path / str(k), shared.buffer, ratio=1)
-        assert stored(again) == [*range(again.added + 1)]
-    assert shared.added == 399
 
 
 # --- devices -------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_of_another_default_device_are_moved_to_the_state():
-    first, other = jax.devices()[:2]
-    shared = shared_replay()
+@pytest.mark.parametrize("num_shards", [0, 4])
+def test_arrays_of_another_default_device_are_moved_to_the_state(num_shards):
+    """As those of actors are, that run on a device of their own."""
+    *own, other = jax.devices()[: max(num_shards, 1) + 1]
+    buffer, state = replay()
+    if num_shards:
+        buffer = over_devices(buffer, num_shards)
+        state = buffer.init(batch())
+    shared = jr.Shared(buffer, state)
     with jax.default_device(other):
-        shared.add(items(numbers(0, 4)))
-        rows, mask, td_errors = jax.device_put((items(numbers(4, 4)), np.ones(4, bool), np.ones(4, np.float32)))
+        shared.add(batch())
+        rows, mask, td_errors = jax.device_put((batch(4), np.ones(4, bool), np.ones(4, np.float32)))
         assert all(x.device == other and not x.committed for x in jax.tree.leaves(rows))
         shared.add(rows, mask=mask)
         drawn = shared.sample(jax.random.key(0), 4)
         shared.update(drawn.indices, td_errors)
-        rejects("incompatible devices", shared.add, jax.device_put(items(numbers(0, 4)), other))
+        rejects("incompatible devices", shared.add, jax.device_put(batch(), other))
     with shared.state() as cell:
-        assert all(x.devices() == {first} for x in jax.tree.leaves((cell.state, drawn)))
-    assert stored(shared) == [*range(8)]
-
-
-def test_actors_on_one_device_and_shards_on_others():
-    actor_device, *learners = jax.devices()[:5]
-    mesh = jax.sharding.Mesh(learners, ("data",))
-    buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized()), mesh=mesh)
-    shared = jr.Shared(buffer, buffer.init(items(numbers(0, 8))), ratio=1, slack=64)
-
-    def act():
-        with shared.worker(), jax.default_device(actor_device):
-            for first in range(0, 64, 8):
-                rows, mask = items(numbers(first, 8)), jax.device_put(np.ones(8, bool))
-                rows = jax.device_put(rows, None if first % 16 else buffer.items_sharding)
-                shared.add(rows, mask=mask)
-
-    with thread(act) as actor:
-        for number in range(8):
-            drawn = shared.sample(jax.random.key(number), 8, timeout=LONG)
-            with shared.state():  # dispatches what all devices of the mesh run, in the order of the buffer's programs
-                total = jax.jit(lambda x: x * jnp.sum(x))(drawn.weights)
-            shared.update(drawn.indices, total)
-    actor.result()
-    assert shared.size() == 64
-    with shared.state() as cell:
-        state, newest = cell.state, buffer.newest(cell.state, 64)
-        found = np.sort(buffer.get(cell.state, newest)["id"])
-    np.testing.assert_array_equal(found, np.arange(64))
-    assert all(x.sharding.device_set == set(learners) for x in jax.tree.leaves((state, drawn)))
+        assert all(x.devices() == {*own} for x in jax.tree.leaves((cell.state, drawn)))
+    assert sorted(stored(shared)) == [*range(8)]

@@ -440,24 +440,13 @@ class Kept(oracles.ReplayTwin):
         return -1
 
 
-def twin_shards(source):
-    """Twins of the empty shards of a source."""
-    whole, count = twins.unsharded(source), twins.num_shards(source)
-    law = twins.law_of(whole)
-    if isinstance(whole, jr.SequenceBuffer):
-        sizes = whole.length, whole.num_envs // count, whole.sequence_length, whole.stride, whole.windows, whole.gaps
-        return [oracles.SequenceTwin(*sizes, **law) for _ in range(count)]
-    kind = Kept if isinstance(whole, jr.ReservoirBuffer) else oracles.ReplayTwin
-    return [kind(whole.capacity // count, **law) for _ in range(count)]
-
-
 class Source(oracles.ShardedTwin):
     """Twins of shards, and the names that the buffer was seen to give their items."""
 
     def __init__(self, source, in_order):
         whole = twins.unsharded(source)
         step = twins.num_shards(source) if isinstance(whole, jr.ReplayBuffer) else 1
-        super().__init__(twin_shards(source), 2**30 // twins.num_shards(source), whole.sampler, step)
+        super().__init__(twins.twin_shards(source, Kept), 2**30 // twins.num_shards(source), whole.sampler, step)
         self.source, self.in_order = source, in_order
         self.named, self.item_of, self.slots = {}, {}, {}
         for k, shard in enumerate(self.shards):

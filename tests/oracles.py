@@ -153,10 +153,10 @@ class Priorities:
 class ReplayTwin(Priorities):
     """A list of (handle, item), newest last."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, **settings):
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first=0, period=None, **settings):
         super().__init__(capacity, alpha, epsilon, **settings)
         self.capacity = capacity
-        self.next_handle, self.period = first_handle, period
+        self.next_handle, self.period = first, period
         self.stored = []
 
     def add(self, items, mask=None, td_errors=None):

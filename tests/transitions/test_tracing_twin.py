@@ -9,6 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
+import twins
 from helpers import at, check_happened, rarely, run_once
 
 import jaxreplay as jr
@@ -90,18 +91,15 @@ def count(happened, stream, window, n, end):
     start, last, *_ = window
     happened["transitions"] += 1
     happened[kind_of(stream, window, n, end)] += 1
-    ended = stream["terminated"][last] or stream["truncated"][last]
+    ends = stream["terminated"] | stream["truncated"]
+    ended, after_end = ends[last], start > 0 and bool(ends[start - 1])
     if "discount" in stream and last > start:
         happened["equal discounts"] += len({*stream["discount"][start : last + 1]}) == 1
         happened["going on behind a discount of 0"] += 0 in stream["discount"][start:last]
     happened["shorter than n"] += last < start + n - 1
     happened["of one step"] += last == start
-    happened["behind an end"] += start > 0 and bool(stream["terminated"][start - 1] or stream["truncated"][start - 1])
-    happened["adjacent ends"] += ended and start == last and happened_before(stream, start)
-
-
-def happened_before(stream, start):
-    return start > 0 and bool(stream["mask"][start - 1] & (stream["terminated"] | stream["truncated"])[start - 1])
+    happened["behind an end"] += after_end
+    happened["adjacent ends"] += ended and start == last and after_end and bool(stream["mask"][start - 1])
 
 
 def check_row(case, batch, row, steps, env, window, max_n=None):
@@ -145,6 +143,7 @@ def flat(*emitted):
     return jax.tree.map(lambda *x: np.concatenate([*map(np.asarray, x)]), *emitted)
 
 
+@twins.strict()
 def random_run(case, num_segments, *names, seed=seeds.SEED):
     """Segments of random lengths, each ended by a flush; returns how often things happened."""
     rng, tracer = seeds.rng("tracer", *names, seed=seed), case.tracer
@@ -295,6 +294,7 @@ def traced_of_sequences(case, max_n, rows, n, gamma):
     return jr.sequence_transitions(*[rows[name] for name in ARGUMENTS[:-1]], **rest, **settings)
 
 
+@twins.strict()
 def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
     """With `max_n`, n and gamma are traced; gamma is one number, or one per sequence."""
     rng, happened = seeds.rng("sequences", *names, seed=seed), collections.Counter()

@@ -76,15 +76,6 @@ def test_weights_of_half_precision_are_multiplied_in_float32(dtype):
     np.testing.assert_array_equal(whole, integers.astype(np.float32) * weights)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_to_singles(reverse):
-    batch = batch_of(3).replace(valid=np.ones(3, bool) if reverse else None)
-    rows = list(batch.to_singles(reverse=reverse))
-    assert [row.batch_size for row in rows] == [1, 1, 1]
-    assert [float(row.S_next["x"][0]) for row in rows] == ([3, 2, 1] if reverse else [1, 2, 3])
-    assert (rows[0].A_next, rows[0].valid) == (None, None)
-
-
 def test_copy():
     batch = batch_of(3)
     shallow, deep = batch.copy(), batch.copy(deep=True)
@@ -94,10 +85,3 @@ def test_copy():
     assert deep.S["x"] is not batch.S["x"]
     assert deep.A.unsafe_buffer_pointer() != batch.A.unsafe_buffer_pointer()
     np.testing.assert_array_equal(deep.W, batch.W)
-
-
-def test_is_a_pytree():
-    batch = batch_of(4)
-    doubled = jax.jit(lambda b: jax.tree.map(lambda x: 2 * x, b))(batch)
-    np.testing.assert_array_equal(doubled.S_next["x"], 2 * np.asarray(batch.S_next["x"]))
-    assert jax.eval_shape(jax.vmap(lambda b: b.Rn + b.In), batch).shape == (4,)

@@ -250,6 +250,8 @@ class Lane:
         """Check a draw: names, items, ages, masks, probabilities and weights, and the strata of its rows."""
         twin, batch_size = self.twin, len(sample.indices)
         laws, share = twin.draw_law(max_age), batch_size // len(twin.shards)
+        nothing_left = [bool(shard.handles) and not shard.unspent for shard in twin.shards]
+        self.happened["draws with nothing left in a shard"] += any(nothing_left)
         drawn, of_row = [], []
         for row, (name, (shard, handle)) in enumerate(zip(sample.indices, twin.rows(sample.indices), strict=True)):
             k = row // share
@@ -562,7 +564,11 @@ LEAST_PRIORITIZED = LEAST | {
 
 def least(sampler):
     if "max_uses" in COUNTING.get(sampler, {}):
-        return LEAST | {"items of whole passes": 30, "spent items looked up": 10}
+        return LEAST | {
+            "items of whole passes": 30,
+            "spent items looked up": 10,
+            "draws with nothing left in a shard": 3,
+        }
     if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST
     equal = {"draws with unequal priorities": 0, "different weights": 0}

@@ -138,20 +138,6 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
         np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
 
 
-def test_rows_beyond_what_is_stored_are_empty():
-    x = np.zeros(8, np.float32)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
-    buffer = jr.ReplayBuffer(capacity=24, sampler=DISTINCT)
-    state = buffer.add(buffer.init(batch), batch)
-    drawn = jax.device_get(buffer.sample(state, jax.random.key(0), 12))
-    assert sorted(drawn.indices[:8].tolist()) == list(range(8))
-    for x in (drawn.indices, drawn.age, drawn.items.idx):
-        np.testing.assert_array_equal(x[8:], -1)
-    for x in (drawn.weights, drawn.probabilities, drawn.items.W):
-        np.testing.assert_array_equal(x[8:], 0)
-    np.testing.assert_array_equal(buffer.update(state, drawn.indices, np.ones(12)).ring.size, 8)
-
-
 def test_the_key_of_an_epoch_may_be_used_again():
     """Which the check for reused keys must not take for a mistake."""
     buffer = jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False)

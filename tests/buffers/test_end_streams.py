@@ -88,20 +88,6 @@ def test_nothing_drawn_mixes_runs(windows, gaps, stride):
     assert {0, 1, 2, 3} <= seen
 
 
-def test_two_rows_of_two_runs_are_no_sequence():
-    """The smallest: without the call they are one, and with a mask they are in the streams that go on."""
-    buffer, row = make("inside", False, sequence_length=2), np.ones((1, ENVS), np.int32)
-    masks, none = (None, np.arange(ENVS) < 3, np.zeros(ENVS, bool)), np.zeros((1, ENVS), bool)
-
-    @jax.jit
-    def sizes(state):
-        before = buffer.add(state, row, ends=none)
-        closed = [buffer.end_streams(before, mask=mask) for mask in masks]
-        return [buffer.size(buffer.add(its, row, ends=none)) for its in closed]
-
-    assert [*map(int, sizes(buffer.init(row)))] == [0, ENVS - 3, ENVS]
-
-
 def test_one_source_of_a_mixture_and_a_shared_buffer():
     source, ones = make("inside", False, sequence_length=2), np.ones((2, ENVS), np.int32)
     none = {"ends": ones == 0}

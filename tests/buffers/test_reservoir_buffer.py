@@ -11,11 +11,9 @@ from twins import draws_of
 
 import jaxreplay as jr
 from jaxreplay._common import ring
-from jaxreplay._common.random import random_integers64
 from jaxreplay.buffers import _reservoir
 
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
-plus, product = jax.jit(_reservoir._plus), jax.jit(random_integers64)
 UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
@@ -64,7 +62,6 @@ def test_what_is_stored_has_the_law_of_algorithm_r(name):
     sets = {tuple(sorted(slots)) for slots in law}
     sorted_ids = np.sort(stored, axis=1) @ [100, 10, 1]
     counts = [np.sum(sorted_ids == 100 * a + 10 * b + c) for a, b, c in sets]
-    assert len(sets) == 84
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
@@ -79,29 +76,6 @@ def test_draws_are_exact_whatever_the_count(count):
         slot = bits * min(count + row + 1, 2**64 - 1) >> 64
         expected.append(row + count if row + count < capacity else min(slot, capacity))
     np.testing.assert_array_equal(slots, expected)
-
-
-@pytest.mark.parametrize("count", [0, 2**32 - 3, 2**64 - 3])
-def test_the_count_has_64_bits_and_stops(count):
-    upper, lower = (np.asarray(x).tolist() for x in plus(words(count), numbers(0, 6)))
-    assert [high << 32 | low for high, low in zip(upper, lower, strict=True)] == [
-        min(count + more, 2**64 - 1) for more in range(6)
-    ]
-
-
-def test_words_of_64_bits_are_multiplied_as_integers_are():
-    halves = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
-    edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
-    halves[:, :625] = np.stack(np.meshgrid(*[edges] * 4), axis=-1).reshape(625, 4).T
-    found, x, y = (
-        [int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)]
-        for pair in (
-            np.asarray(product(tuple(halves[:2]), tuple(halves[2:]))),
-            halves[:2],
-            halves[2:],
-        )
-    )
-    assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
 
 
 # --- handles
@@ -226,11 +200,8 @@ def test_wrong_arguments():
     buffer, key = jr.ReservoirBuffer(capacity=8), jax.random.key(0)
     state = buffer.init({"x": np.zeros((2, 3))})
     rows = {"x": np.zeros((2, 3))}
-    for wrong, message in [
-        ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
-        ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
-    ]:
-        rejects(message, buffer.add, state, wrong, key)
+    rejects("batch of 0 items: expected 1 to 536870912", buffer.add, state, {"x": np.zeros((0, 3))}, key)
+    rejects(r"wrong structure: missing \['x'\]; unexpected \['y'\];", buffer.add, state, {"y": rows["x"]}, key)
     rejects(r"mask: got bool\[3\], expected bool\[2\], one flag", buffer.add, state, rows, key, mask=np.ones(3, bool))
     rejects(r"leaf \['y'\]: leading axes \[3\] differ from \[2\]", buffer.init, {**rows, "y": np.zeros(3)})
     two = jax.random.wrap_key_data(np.zeros((2, 2), np.uint32))
@@ -246,10 +217,7 @@ def test_wrong_arguments():
 
 def test_what_cannot_be_done_with_it_yet_is_refused():
     buffer = jr.ReservoirBuffer(capacity=8)
-    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
-        buffer.sample(
-            buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
-        )
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
+    rejects("max_age: a ReservoirBuffer keeps no order", buffer.sample, state, jax.random.key(0), 2, max_age=1)
     rejects(r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer,", jr.migrate, buffer, state, buffer)
     rejects(r"new_buffer=ReservoirBuffer\(", jr.migrate, ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)

@@ -139,11 +139,6 @@ def times(scale, x):  # one program, where an eager derivative has one for each 
     return scale * x[:, 0] if x.ndim == 2 else jnp.sum(scale * x)
 
 
-@jax.jit
-def stacked_once(tree):
-    return jax.tree.map(lambda x: x[None], tree)
-
-
 def test_what_is_differentiated_is_not_donated(buffer_and_state):
     """A derivative needs what the state was made of."""
     buffer, state = buffer_and_state
@@ -157,9 +152,6 @@ def test_what_is_differentiated_is_not_donated(buffer_and_state):
     assert float(gradient) == 4
     assert float(new.sampler.max_priority) > 2
     assert not state.storage.is_deleted()
-    stacked = stacked_once(state)
-    jax.vmap(lambda s: buffer.update(s, np.arange(4, dtype=np.int32), np.ones(4, np.float32)))(stacked)
-    assert stacked.storage.is_deleted()  # what is mapped is
 
 
 @pytest.mark.parametrize("outer", ["grad", "vmap"])

@@ -99,21 +99,6 @@ def test_it_is_not_stored(buffer):
     assert jr.memory(buffer, jax.eval_shape(lambda: with_it)) == jr.memory(buffer, without)
 
 
-def test_what_is_drawn_has_none_and_one_loss_is_right_for_both():
-    batch = some()
-    buffer = jr.ReplayBuffer(capacity=8, donate=False)
-    state = buffer.add(buffer.init(batch), batch)
-    sample, handles = buffer.sample(state, jax.random.key(0), 16), np.arange(batch.valid.sum(), dtype=np.int32)
-    epoch = buffer.epoch(state, jax.random.key(0), 4, step=0)
-    assert sample.items.valid is buffer.get(state, handles).valid is epoch.items.valid is None
-    rows = jax.device_get(buffer.get(state, handles))
-
-    def loss(batch):
-        return jnp.mean(batch.Rn + batch.In, where=batch.valid)
-
-    np.testing.assert_allclose(loss(rows), loss(batch), rtol=1e-6)
-
-
 @pytest.mark.versions
 def test_a_mask_narrows_it():
     buffer, batch = jr.ReplayBuffer(capacity=8, donate=False), some()

@@ -5,10 +5,11 @@ import pytest
 import seeds
 from helpers import rejects
 
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.random import random_bits, random_integers, random_integers64
 
 # The tests of permutations take both as they are, not jitted.
 some_bits, some_integers = jax.jit(random_bits, static_argnums=1), jax.jit(random_integers)
+products = jax.jit(lambda *words: random_integers64(words[:2], words[2:]))
 
 
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")])
@@ -39,6 +40,15 @@ def test_random_integers_are_the_fraction_times_the_bound():
     for bound in (1, 2, 3, 1000, 2**20, 2**24 + 1, 2**29, 2**31 - 1):
         expected = [((int(high) << 32 | int(low)) * bound) >> 64 for high, low in bits.T]
         np.testing.assert_array_equal(some_integers(bits, np.int32(bound)), expected)
+
+
+def test_words_of_64_bits_are_multiplied_as_integers_are():
+    words = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
+    edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
+    words[:, :625] = np.stack(np.meshgrid(*[edges] * 4), axis=-1).reshape(625, 4).T
+    pairs = jax.device_get(products(*words)), words[:2], words[2:]
+    found, x, y = ([int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)] for pair in pairs)
+    assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
 
 
 def test_what_is_no_key():

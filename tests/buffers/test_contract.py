@@ -201,6 +201,18 @@ def test_a_key_that_is_used_twice_is_noticed(draw):
             jax.jit(lambda key: (DRAWS[draw](key), DRAWS[draw](key))).trace(jax.random.key(0))
 
 
+def test_the_key_of_an_epoch_may_be_used_again():
+    (buffer, shape), key = CONTRACTS["replay"], jax.random.key(0)
+    state = jax.eval_shape(buffer.init, items(*shape))
+
+    def batch(state, key, step):
+        return buffer.epoch(state, key, 4, step=step).indices
+
+    with jax.debug_key_reuse(True):
+        jax.jit(lambda *x: [batch(*x, step) for step in range(2)]).trace(state, key)
+        jax.jit(lambda *x: jax.lax.map(lambda step: batch(*x, step), np.arange(2))).trace(state, key)
+
+
 @twins.strict()
 def test_pools_and_functions_run_under_strict_settings():
     """Also what multiplies weights of transitions, of any dtype; the twins tell it of the methods of buffers."""

@@ -138,22 +138,6 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
         np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
 
 
-def test_the_key_of_an_epoch_may_be_used_again():
-    """Which the check for reused keys must not take for a mistake."""
-    buffer = jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False)
-    state, key = jax.eval_shape(buffer.init, tagged(0, 3)), jax.random.key(0)
-
-    def one_by_one(state, key):
-        return [buffer.epoch(state, key, 4, step=step).indices for step in range(2)]
-
-    def mapped(state, key):
-        return jax.lax.map(lambda step: buffer.epoch(state, key, 4, step=step).indices, np.arange(2))
-
-    with jax.debug_key_reuse(True):
-        for passes in (one_by_one, mapped):
-            jax.jit(passes).trace(state, key)
-
-
 @pytest.mark.parametrize("alpha", [0.0, rarely(1.0)])
 def test_the_weighted_mean_of_systematic_draws_is_unbiased(alpha):
     """With equal priorities it varies less than that of independent draws.

@@ -124,8 +124,8 @@ def scanned_steps(buffer, order, seeds, same_items=False):
         for operation in order:
             key, own_key = jax.random.split(key)
             if operation == "add":
-                mask = None if same_items else jax.random.bernoulli(key, 0.5, (8,))
-                state = buffer.add(state, batch if same_items else new, own_key, mask=mask)
+                rows, mask = (batch, None) if same_items else (new, jax.random.bernoulli(key, 0.5, (8,)))
+                state = buffer.add(state, rows, own_key, mask=mask)
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
             elif operation == "set":

@@ -92,8 +92,9 @@ def twin_of(buffer, state):
     whole, period = unsharded(buffer), state.ring.period
     shards = twin_shards(buffer, first=int(state.ring.inserted.reshape(-1)[0]), period=period)
     if isinstance(whole, jr.ReservoirBuffer):
-        for shard in shards:
+        for shard, handles in zip(shards, np.asarray(state.handles).reshape(len(shards), -1), strict=True):
             shard.count = int(np.asarray(state.count).reshape(-1)[1])
+            shard.last = {slot: handle for slot, handle in enumerate(handles.tolist()) if handle >= 0}
     age_step = len(shards) if isinstance(whole, jr.ReplayBuffer) else 1
     return oracles.ShardedTwin(shards, period, whole.sampler, age_step)
 
@@ -151,6 +152,10 @@ def check_items(got, expected):
         np.testing.assert_array_equal(got["id"][row].reshape(-1), [record["id"] for record in its])
         x = np.array([record["x"] for record in its], np.float32)
         np.testing.assert_array_equal(got["x"][row].reshape(-1, 2), np.stack([x, -x], axis=1))
+
+
+def key_data(rng):
+    return np.asarray(jax.random.key_data(jax.random.key(int(rng.integers(2**31)))))
 
 
 def brief(arguments):
@@ -219,12 +224,15 @@ class Lane:
         self.happened["TD errors refused"] += sum(refused)
         self.happened["updates of nothing"] += not stored
 
+    def tell(self, names, errors):
+        self.count_update(names, errors)
+        self.twin.update(names, errors)
+
     def update(self):
         names, errors = self.names(TOLD), td_errors(self.rng, TOLD)
         if self.happened["steps"] % 7 == 4:
             names[:] = -1
-        self.count_update(names, errors)
-        self.twin.update(names, errors)
+        self.tell(names, errors)
         return names, errors
 
     def set(self, length):
@@ -232,17 +240,17 @@ class Lane:
         names, shape = self.names(SET), (SET,) if length is None else (SET, length)
         mask = self.rng.random(shape) < 0.7
         values = self.rng.integers(-1000, 1000, shape).astype(np.float32)
+        self.write(names, values, mask)
+        return names, {"id": None, "x": np.stack([values, -values], axis=-1)}, mask
+
+    def write(self, names, values, mask):
         for row, (twin, handle) in enumerate(self.twin.rows(names)):
             if handle not in twin.leaf:
                 self.happened["sets of nothing"] += 1
                 continue
-            for record, value, flag in zip(
-                twin.items(handle), *(np.ravel(x[row]) for x in (values, mask)), strict=True
-            ):
-                if flag:
-                    record["x"] = float(value)
+            for record, value, flag in zip(twin.items(handle), np.ravel(values[row]), np.ravel(mask[row]), strict=True):
+                record["x"] = float(value) if flag else record["x"]
                 self.happened["rows set" if flag else "rows not set"] += 1
-        return names, {"id": None, "x": np.stack([values, -values], axis=-1)}, mask
 
     # --- comparisons
 
@@ -488,7 +496,7 @@ class Run:
             "max_age": np.int32(
                 lane.rng.integers(1, 2 + max([1, *map(lane_oldest, lane.twin.shards)]) * lane.twin.age_step)
             ),
-            "key": jax.random.key_data(jax.random.key(int(lane.rng.integers(2**31)))),
+            "key": key_data(lane.rng),
         }
         return given, looked
 

@@ -97,8 +97,7 @@ KINDS = ["replay", "reservoir", "sequence", "sharded"]
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"),
-    [("replay", 1.0), ("sequence", 2.0), *map(rarely, [(x, y) for x in KINDS for y in (1.0, 2.0)])],
+    ("name", "factor"), [("replay", 1.0), ("sequence", 2.0), *map(rarely, [(x, y) for x in KINDS for y in (1.0, 2.0)])]
 )
 def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
     (buffer, shape), key = CONTRACTS[name], jax.random.key(0)

@@ -22,12 +22,19 @@ class Lane(twins.Lane):
 
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):
-    """`many`: the count of items is about to reach 2^32, as if those so far had all been masked."""
+    """As if items had been stored, and cleared, in every other slot: their next handles wrap.
+
+    `many`: the count of items is about to reach 2^32, as if those so far had all been masked.
+    """
     buffer = twins.over(jr.ReservoirBuffer(capacity=capacity, **twins.choices(sampler)), num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
     count = np.array(state.count)
     count[..., 1] = 2**32 - 20 if many else 0
-    state = state.replace(count=jax.device_put(count, state.count.sharding))
+    slots = np.arange(capacity // num_shards, dtype=np.int32)
+    handles = np.where(slots % 2, state.ring.period - 2 * slots.size + slots, -1)
+    handles = np.broadcast_to(handles, state.handles.shape)
+    new = {"count": count, "handles": handles.astype(np.int32)}
+    state = state.replace(**{name: jax.device_put(x, getattr(state, name).sharding) for name, x in new.items()})
     names = "reservoir", capacity, sampler, num_shards, mode
     return twins.Run(buffer, state, twins.batches(sizes, keyed=True), *names, mode=mode, seed=seed, lane=Lane)
 

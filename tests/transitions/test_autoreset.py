@@ -9,8 +9,13 @@ from streams import NUM_ENVS, as_rows, make_episodes
 import jaxreplay as jr
 
 
-def test_next_step_autoreset_gives_a_row_to_every_final_observation():
-    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention."""
+@pytest.mark.versions
+@pytest.mark.parametrize("dtype", [bool, jnp.int32, rarely(jnp.float32)])
+def test_next_step_autoreset_gives_a_row_to_every_final_observation(dtype):
+    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention.
+
+    Flags may be numbers.
+    """
     num_rows = 60
     streams = make_episodes(1, num_rows + 1)
     following = [np.concatenate([x["frame"][1:] for x in episodes])[:num_rows] for episodes in streams]
@@ -20,7 +25,7 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
     def env_step(key, state, action):
         time, env = state
         now = jax.tree.map(lambda x: x[time, env], table)
-        ends = now["terminated"], now["truncated"]
+        ends = ((3 * now[name]).astype(dtype) for name in ("terminated", "truncated"))
         return table["frame"][time + 1, env], (time + 1, env), now["reward"], *ends, now["following"]
 
     env = jr.NextStepAutoreset(env_step=env_step)
@@ -45,31 +50,6 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
     for name, x in expected.items():
         np.testing.assert_array_equal(got[name], x, err_msg=name)
         assert got[name].dtype == x.dtype
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize("dtype", [jnp.int32, rarely(jnp.float32)])
-def test_flags_may_be_numbers(dtype):
-    """Episodes of two steps, the first of which is terminated and the others truncated; an observation is a number."""
-
-    def env_step(key, count, action):
-        count += 1
-        end = count % 2 == 0
-        obs = jnp.where(end, 10 * count, count)
-        terminated, truncated = ((end & ends).astype(dtype) * 2 for ends in (count == 2, count > 2))
-        return obs, count, 1.0, terminated, truncated, count
-
-    env = jr.NextStepAutoreset(env_step=env_step)
-    state, seen = env.init(np.int32(0), np.int32(0)), []
-    step = jax.jit(env.step)
-    for _ in range(6):
-        state, *found = step(state, 0, jax.random.key(0))
-        assert [x.dtype for x in found[2:]] == [bool] * 3
-        seen.append(tuple(x.item() for x in found))
-    obs, reward, terminated, truncated, stepped = zip(*seen, strict=True)
-    assert obs == (1, 2, 20, 3, 4, 40)
-    assert reward == stepped == (1, 1, 0) * 2
-    assert (terminated, truncated) == ((0, 1, 0, 0, 0, 0), (0, 0, 0, 0, 1, 0))
 
 
 @pytest.mark.versions

@@ -560,23 +560,20 @@ LEAST = {
     "young draws": 40,
     "items of whole passes": 100,
     "items looked up": 200,
+    "draws of several items": 80,
 }
 LEAST_PRIORITIZED = LEAST | {
     "TD errors refused": 30,
     "draws with unequal priorities": 80,
     "different weights": 80,
-    "draws of several items": 80,
     "rows told of": 60,
 }
 
 
 def least(sampler):
     if "max_uses" in COUNTING.get(sampler, {}):
-        return LEAST | {
-            "items of whole passes": 30,
-            "spent items looked up": 10,
-            "draws with nothing left in a shard": 3,
-        }
+        fewer = {"items of whole passes": 30, "draws of several items": 20}
+        return LEAST | fewer | {"spent items looked up": 10, "draws with nothing left in a shard": 3}
     if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST
     equal = {"draws with unequal priorities": 0, "different weights": 0}

@@ -573,7 +573,7 @@ LEAST_PRIORITIZED = LEAST | {
 def least(sampler):
     if "max_uses" in COUNTING.get(sampler, {}):
         fewer = {"items of whole passes": 30, "draws of several items": 20}
-        return LEAST | fewer | {"spent items looked up": 10, "draws with nothing left in a shard": 3}
+        return LEAST | fewer | {"spent items looked up": 10}
     if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST
     equal = {"draws with unequal priorities": 0, "different weights": 0}

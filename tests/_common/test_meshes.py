@@ -76,6 +76,7 @@ def test_a_buffer_takes_rows_over_a_mesh(name, transform):
     buffer, rows = BUFFERS[name], batch_of(name)
     by_stream = name == "sequence"
     flags = np.arange(24).reshape(3, 8) % 5 == 0 if by_stream else np.arange(8) % 3 > 0
+    lies = PartitionSpec(None, "data") if by_stream else ROWS
 
     @jax.jit
     def first(rows):
@@ -87,7 +88,6 @@ def test_a_buffer_takes_rows_over_a_mesh(name, transform):
     others = handles, np.arange(8, dtype=np.float32), values
     function = transform(functools.partial(use, name))
     expected = function(state, rows, flags, *others)
-    lies = PartitionSpec(None, "data") if by_stream else ROWS
     found = function(state, over(rows, lies), over(flags, lies), *over(others))
     assert_same(found, expected)
     *states, drawn, got, more = found
@@ -96,16 +96,16 @@ def test_a_buffer_takes_rows_over_a_mesh(name, transform):
     assert specs(more) == ({("data",)} if by_stream else {()})
 
 
+def step(state, key, rows):
+    state = REPLAY.add(state, rows)
+    drawn = REPLAY.sample(state, key, 4)
+    return REPLAY.update(state, drawn.indices, drawn.weights), drawn
+
+
 def test_seeds_over_a_mesh():
     """Under `jax.vmap` over explicit axes each device has its seeds, and their states."""
-
-    def step(state, key, rows):
-        state = REPLAY.add(state, rows)
-        drawn = REPLAY.sample(state, key, 4)
-        return REPLAY.update(state, drawn.indices, drawn.weights), drawn
-
-    states = stack(*[REPLAY.add(REPLAY.init(batch_of("replay")), batch_of("replay"))] * 4)
-    given = states, KEYS, stack(*[batch_of("replay")] * 4)
+    rows, init = batch_of("replay"), jax.jit(lambda rows: REPLAY.add(REPLAY.init(rows), rows))
+    given = stack(*[init(rows)] * 4), KEYS, stack(*[rows] * 4)
     mapped = jax.jit(jax.vmap(step))
     found = mapped(*over(given))
     assert_same(found, mapped(*given))
@@ -314,16 +314,11 @@ def test_a_program_that_runs_on_a_mesh_by_set_mesh():
     """There also what `init` makes lies over the mesh, and a scan may carry it."""
 
     def train(rows, keys):
-        def step(state, key):
-            state = REPLAY.add(state, rows)
-            drawn = REPLAY.sample(state, key, 4)
-            return REPLAY.update(state, drawn.indices, drawn.weights), drawn.weights
-
-        return jax.lax.scan(step, REPLAY.init(rows), keys)
+        return jax.lax.scan(lambda state, key: step(state, key, rows), REPLAY.init(rows), keys)
 
     rows = batch_of("replay")
     expected = jax.jit(train)(rows, KEYS)
     with jax.set_mesh(EXPLICIT):
         found = jax.jit(train)(over(rows), KEYS)
     assert_same(found, expected)
-    assert np.all(np.asarray(found[1]) > 0)
+    assert np.all(np.asarray(found[1].weights) > 0)

@@ -97,60 +97,49 @@ def test_coax_traces():
             np.testing.assert_array_equal(np.where(handles < 0, -1, state.storage), slot_ids)
 
 
-ITEMS = {"obs": np.zeros((2, 4), np.uint8), "reward": np.zeros(2, np.float32)}
-replaced = functools.partial(dict, ITEMS)
-
-
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (
-            replaced(reward=np.zeros((2, 1), np.float32)),
-            r"leaf \['reward'\]: got float32\[1\], the buffer stores f.*\[\]\.",
-        ),
-        (replaced(reward=np.zeros(2, bool)), r"leaf \['reward'\]: got bool\[\], the buffer stores float32\[\]"),
-        (replaced(obs=np.zeros((2, 4), np.float32)), r"leaf \['obs'\]: got float32\[4\], the buffer stores uint8\[4\]"),
-        (replaced(reward=np.zeros(3, np.float32)), r"leaf \['reward'\]: leading axes \[3\] differ from \[2\]"),
-        (replaced(reward=1.0), r"leaf \['reward'\]: got .*\[\], a batch of items needs 1 leading axis"),
-        (replaced(done=np.zeros(2)), r"wrong structure: unexpected \['done'\];"),
-        ({"obs": ITEMS["obs"]}, r"wrong structure: missing \['reward'\];"),
-        ({}, r"wrong structure: missing \['obs'\], \['reward'\];"),
-        ((1.0, ITEMS), r"wrong structure: give the tuple's element \[1\] alone; got"),  # as of a tracer's add
-        (
-            replaced(obs=np.zeros((9, 4), np.uint8), reward=np.zeros(9, np.float32)),
-            r"batch of 9 items: expected 1 to capacity=8; add it in parts",
-        ),
-        (replaced(obs=np.zeros((0, 4), np.uint8), reward=np.zeros(0, np.float32)), r"batch of 0 items"),
-    ],
-)
-def test_wrong_items(items, message):
+def test_wrong_items():
+    items = {"obs": np.zeros((2, 4), np.uint8), "reward": np.zeros(2, np.float32)}
     buffer = jr.ReplayBuffer(capacity=8)
-    state = buffer.init(ITEMS)
-    rejects(message, buffer.add, state, items)
-    rejects(message, jax.jit(buffer.add), state, items)
-    assert not state.ring.size.is_deleted()
+    state = buffer.init(items)
+
+    def refused(message, wrong):
+        rejects(message, buffer.add, state, wrong)
+        rejects(message, jax.jit(buffer.add), state, wrong)
+        assert not state.ring.size.is_deleted()
+
+    of_reward, column = r"leaf \['reward'\]: ", np.zeros((2, 1), np.float32)
+    refused(rf"{of_reward}got float32\[1\], the buffer stores float32\[\]\.", items | {"reward": column})
+    refused(rf"{of_reward}got bool\[\], the buffer stores float32\[\]", items | {"reward": np.zeros(2, bool)})
+    refused(rf"{of_reward}leading axes \[3\] differ from \[2\]", items | {"reward": np.zeros(3, np.float32)})
+    refused(rf"{of_reward}got .*\[\], a batch of items needs 1 leading axis", items | {"reward": 1.0})
+    message = r"leaf \['obs'\]: got float32\[4\], the buffer stores uint8\[4\]"
+    refused(message, items | {"obs": np.zeros((2, 4), np.float32)})
+    refused(r"wrong structure: unexpected \['done'\];", items | {"done": np.zeros(2)})
+    refused(r"wrong structure: missing \['reward'\];", {"obs": items["obs"]})
+    refused(r"wrong structure: missing \['obs'\], \['reward'\];", {})
+    refused(r"wrong structure: give the tuple's element \[1\] alone; got", (1.0, items))  # as of a tracer's add
+    many, none = (jax.tree.map(lambda x, n=n: np.zeros((n, *x.shape[1:]), x.dtype), items) for n in (9, 0))
+    refused("batch of 9 items: expected 1 to capacity=8; add it in parts", many)
+    refused("batch of 0 items", none)
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("leaves", "message"),
-    [
-        ({"W": 1}, r"leaf \.W: got float32\[4, 1\], expected \[4\], the shape of leaf \.Rn; squeeze"),
-        ({"In": 1}, r"leaf \.In: got float32\[4, 1\], expected \[4\]"),
-        ({"Rn": 1}, r"leaf \.In: got float32\[4\], expected \[4, 1\]"),
-        ({"Rn": 1, "In": 1}, r"leaf \.W: got float32\[4\], expected \[4, 1\]"),
-        ({"Rn": None}, r"leaf \.Rn: got None, expected an array"),
-    ],
-)
-def test_transitions_have_one_weight_and_one_factor_a_return(leaves, message):
+def test_transitions_have_one_weight_and_one_factor_a_return():
     """Else the drawn weights would be broadcast to a matrix."""
     x = np.arange(4, dtype=np.float32)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x)
-    wrong = batch.replace(**{name: axes and x[:, None] for name, axes in leaves.items()})
-    rejects(message, jr.ReplayBuffer(capacity=8).init, wrong)
-    steps = jax.tree.map(lambda x: x[None], wrong)
-    rejects(message.replace("[4", "[1, 4"), jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2).init, steps)
+    batch, wide = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x), x[:, None]
+    replay, sequences = jr.ReplayBuffer(capacity=8), jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2)
+    for leaves, message in (
+        ({"W": wide}, r"leaf \.W: got float32\[4, 1\], expected \[4\], the shape of leaf \.Rn; squeeze"),
+        ({"In": wide}, r"leaf \.In: got float32\[4, 1\], expected \[4\]"),
+        ({"Rn": wide}, r"leaf \.In: got float32\[4\], expected \[4, 1\]"),
+        ({"Rn": wide, "In": wide}, r"leaf \.W: got float32\[4\], expected \[4, 1\]"),
+        ({"Rn": None}, r"leaf \.Rn: got None, expected an array"),
+    ):
+        wrong = batch.replace(**leaves)
+        rejects(message, replay.init, wrong)
+        rejects(message.replace("[4", "[1, 4"), sequences.init, jax.tree.map(lambda x: x[None], wrong))
 
 
 @pytest.mark.versions

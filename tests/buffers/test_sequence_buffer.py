@@ -125,25 +125,19 @@ def test_storage_costs_one_observation_a_step():
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 0}, "length=0: must be an integer from 1 to 268435456"),
-        ({"length": 2**29}, r"length=536870912: must be an integer from 1 to 268435456, the number of steps kept"),
-        ({"num_envs": 0}, "num_envs=0: must be an integer from 1 to 536870912, the number of streams"),
-        ({"sequence_length": 9}, "sequence_length=9: must be an integer from 1 to 8, at most length"),
-        ({"sequence_length": 0}, "sequence_length=0: must be"),
-        ({"stride": 0}, "stride=0: must be an integer from 1 to 8"),
-        ({"stride": 9}, "stride=9: must be an integer from 1 to 8"),
-        (
-            {"stride": 7},
-            "length=8, sequence_length=3, stride=7: the buffer would at times hold no whole sequence; raise length to "
-            "9, or lower stride to 6",
-        ),
-    ],
-)
-def test_construction_errors(settings, message):
-    rejects(message, jr.SequenceBuffer, **{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
+def test_construction_errors():
+    def refused(message, **settings):
+        rejects(message, jr.SequenceBuffer, **{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
+
+    refused("length=0: must be an integer from 1 to 268435456", length=0)
+    refused("length=536870912: must be an integer from 1 to 268435456, the number of steps kept", length=2**29)
+    refused("num_envs=0: must be an integer from 1 to 536870912, the number of streams", num_envs=0)
+    refused("sequence_length=9: must be an integer from 1 to 8, at most length", sequence_length=9)
+    refused("sequence_length=0: must be", sequence_length=0)
+    refused("stride=0: must be an integer from 1 to 8", stride=0)
+    refused("stride=9: must be an integer from 1 to 8", stride=9)
+    remedies = "the buffer would at times hold no whole sequence; raise length to 9, or lower stride to 6"
+    refused(f"length=8, sequence_length=3, stride=7: {remedies}", stride=7)
 
 
 @pytest.mark.versions

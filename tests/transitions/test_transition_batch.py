@@ -31,27 +31,24 @@ def test_from_single():
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("logp", 0.1, r"logp=0.1: a log-propensity is a number at most 0"),
-        ("logp", None, r"logp=None"),
-        ("logp", "x", r"logp='x'"),
-        ("logp_next", 1.0, r"logp_next=1.0"),
-        ("gamma", 1.1, r"gamma=1.1: a discount is a number in \[0, 1\]"),
-        ("gamma", -0.1, r"gamma=-0.1"),
-        ("gamma", "0.9", r"gamma='0.9'"),
-        ("w", 0, r"w=0: a weight is a positive number"),
-        ("w", -1.0, r"w=-1.0"),
-        ("done", 1, r"done=1: expected a bool"),
-        ("done", None, r"done=None"),
-        ("r", "1", r"r='1': a reward is a number"),
-        ("r", float("nan"), r"r=nan"),
-        ("r", np.ones(2), r"r=array\(\[1\., 1\.\]\): a reward is a number"),
-    ],
-)
-def test_from_single_type_errors(name, value, message):
-    rejects(message, single, **{name: value}, error=TypeError)
+def test_from_single_type_errors():
+    for message, name, value in (
+        (r"logp=0.1: a log-propensity is a number at most 0", "logp", 0.1),
+        (r"logp=None", "logp", None),
+        (r"logp='x'", "logp", "x"),
+        (r"logp_next=1.0", "logp_next", 1.0),
+        (r"gamma=1.1: a discount is a number in \[0, 1\]", "gamma", 1.1),
+        (r"gamma=-0.1", "gamma", -0.1),
+        (r"gamma='0.9'", "gamma", "0.9"),
+        (r"w=0: a weight is a positive number", "w", 0),
+        (r"w=-1.0", "w", -1.0),
+        (r"done=1: expected a bool", "done", 1),
+        (r"done=None", "done", None),
+        (r"r='1': a reward is a number", "r", "1"),
+        (r"r=nan", "r", float("nan")),
+        (r"r=array\(\[1\., 1\.\]\): a reward is a number", "r", np.ones(2)),
+    ):
+        rejects(message, single, **{name: value}, error=TypeError)
 
 
 def batch_of(size):

@@ -116,7 +116,8 @@ def batches(sizes, keyed=False):
         lane.happened["rows added"] += rows
         lane.happened["rows stored"] += sum(map(len, new))
         lane.happened["rows masked"] += 0 if mask is None else int(np.sum(~mask))
-        told_of = [x for its in new for x in its.values()] if keyed else errors if told else []
+        given = errors if told else []
+        told_of = [x for its in new for x in its.values()] if keyed else given
         lane.happened["rows told of"] += int(np.sum(np.isfinite(told_of)))
         return (items(ids), *keys), {"mask": mask, "td_errors": errors}
 

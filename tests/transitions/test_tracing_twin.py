@@ -73,33 +73,31 @@ def stream_of(steps, env):
     return {name: steps[name][:, env] for name in (*FLAGS, "discount") if name in steps}
 
 
-def kind_of(stream, window, n, end):
-    """How a window ends, of the steps before time `end`."""
-    start, last, *_ = window
-    if stream["terminated"][last]:
-        return "both" if stream["truncated"][last] else "terminated"
-    if stream["truncated"][last]:
-        return "truncated"
-    if last == start + n - 1:
-        return "full"
-    return "flushed" if last + 1 == end else "cut by the mask"
-
-
 def count(happened, stream, window, n, end):
+    """Count where a window is, and how it ends, of the steps before time `end`."""
     if window is None:
         return
     start, last, *_ = window
-    happened["transitions"] += 1
-    happened[kind_of(stream, window, n, end)] += 1
+    terminated, truncated = stream["terminated"][last], stream["truncated"][last]
     ends = stream["terminated"] | stream["truncated"]
-    ended, after_end = ends[last], start > 0 and bool(ends[start - 1])
+    goes_on, is_full, behind_end = not ends[last], last == start + n - 1, start > 0 and ends[start - 1]
+    found = {
+        "transitions": True,
+        "both": terminated and truncated,
+        "terminated": terminated and not truncated,
+        "truncated": truncated and not terminated,
+        "full": goes_on and is_full,
+        "flushed": goes_on and not is_full and last + 1 == end,
+        "cut by the mask": goes_on and not is_full and last + 1 < end,
+        "shorter than n": not is_full,
+        "of one step": last == start,
+        "behind an end": behind_end,
+        "adjacent ends": ends[last] and start == last and behind_end and stream["mask"][start - 1],
+    }
     if "discount" in stream and last > start:
-        happened["equal discounts"] += len({*stream["discount"][start : last + 1]}) == 1
-        happened["going on behind a discount of 0"] += 0 in stream["discount"][start:last]
-    happened["shorter than n"] += last < start + n - 1
-    happened["of one step"] += last == start
-    happened["behind an end"] += after_end
-    happened["adjacent ends"] += ended and start == last and after_end and bool(stream["mask"][start - 1])
+        found["equal discounts"] = len({*stream["discount"][start : last + 1]}) == 1
+        found["going on behind a discount of 0"] = 0 in stream["discount"][start:last]
+    happened.update({name: int(is_so) for name, is_so in found.items()})
 
 
 def check_row(case, batch, row, steps, env, window, max_n=None):
@@ -328,7 +326,6 @@ def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
                 count(happened, stream, window, n, length)
                 if window is not None:
                     check_row(dataclasses.replace(case, n=n), batch, row, steps, 0, window, max_n)
-        happened["batches"] += 1
     return happened
 
 

@@ -141,8 +141,7 @@ def least(name, sampler):
     [
         ("strided", "batch", 1, "jit"),
         ("episodes", "plain", 1, "eager"),
-        ("inside", "stored global", 2, "vmap"),
-        ("inside without gaps", "uniform", 1, "jit"),
+        ("inside without gaps", "stored global", 2, "vmap"),
         ("cut with gaps", "recent", 1, "jit"),
         *map(rarely, [(name, "global", 1, "jit") for name in CONFIGS]),
         *map(rarely, [("strided", sampler, 2, "jit") for sampler in twins.SAMPLERS]),

@@ -60,10 +60,7 @@ def _restored(path):
 def _only(kind, names):
     """Options that no other kind of buffer has."""
     return {
-        frozenset((name, kind)): (
-            "has no field",
-            lambda _, name=name: jr.ReservoirBuffer(capacity=8, **{name: 1}),
-        )
+        frozenset((name, kind)): ("has no field", lambda _, name=name: jr.ReservoirBuffer(capacity=8, **{name: 1}))
         for name in names
     }
 
@@ -79,10 +76,7 @@ def _refuses_transitions(**options):
 # Pairs that no program can have, with the error that says so, and what raises it (of a folder).
 IMPOSSIBLE = {
     **_only("reservoir", ("windows", "gaps", "hindsight")),
-    frozenset(("sequence", "reservoir")): (
-        "draws items, but",
-        lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR)),
-    ),
+    frozenset(("sequence", "reservoir")): ("draws items, but", lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR))),
     frozenset(("reservoir", "recent")): (
         "keeps no order",
         lambda _: dataclasses.replace(RESERVOIR, sampler=jr.Recent(power=1.0)),
@@ -441,24 +435,13 @@ class Kept(oracles.ReplayTwin):
         return -1
 
 
-def twin_shards(source):
-    """Twins of the empty shards of a source."""
-    whole, count = twins.unsharded(source), twins.num_shards(source)
-    law = twins.law_of(whole)
-    if isinstance(whole, jr.SequenceBuffer):
-        sizes = whole.length, whole.num_envs // count, whole.sequence_length, whole.stride, whole.windows, whole.gaps
-        return [oracles.SequenceTwin(*sizes, **law) for _ in range(count)]
-    kind = Kept if isinstance(whole, jr.ReservoirBuffer) else oracles.ReplayTwin
-    return [kind(whole.capacity // count, **law) for _ in range(count)]
-
-
 class Source(oracles.ShardedTwin):
     """Twins of shards, and the names that the buffer was seen to give their items."""
 
     def __init__(self, source, in_order):
         whole = twins.unsharded(source)
         step = twins.num_shards(source) if isinstance(whole, jr.ReplayBuffer) else 1
-        super().__init__(twin_shards(source), 2**30 // twins.num_shards(source), whole.sampler, step)
+        super().__init__(twins.twin_shards(source, Kept), 2**30 // twins.num_shards(source), whole.sampler, step)
         self.source, self.in_order = source, in_order
         self.named, self.item_of, self.slots = {}, {}, {}
         for k, shard in enumerate(self.shards):
@@ -571,16 +554,8 @@ class Tracer:
             window = oracles.n_step_window(stream, now - self.n + 1, self.n, self.gamma, now + 1)
             valid.append(window is not None)
             start, last, Rn, In = window or (0, 0, 0.0, 0.0)
-            number = int(self.steps[start]["s"]["id"][env])
-            found.append(
-                {
-                    "id": number,
-                    "x": float(number),
-                    "Rn": Rn,
-                    "In": In,
-                    "next": int(self.steps[last]["s"]["id"][env]) + FAR,
-                }
-            )
+            number, after = (int(self.steps[time]["s"]["id"][env]) for time in (start, last))
+            found.append({"id": number, "x": float(number), "Rn": Rn, "In": In, "next": after + FAR})
         records = np.empty(ROWS, object)
         records[:] = found
         return records, np.array(valid)
@@ -652,7 +627,7 @@ class Lane(twins.Lane):
             "td_errors": twins.td_errors(rng, self.plan.batch),
             "read": self.names(twins.DRAWS, 0.4),
             "max_age": np.int32(rng.integers(1, 2 + max(1, oldest))),
-            "key": key_data(rng),
+            "key": twins.key_data(rng),
         }
 
     def numbers(self, *shape):
@@ -674,7 +649,7 @@ class Lane(twins.Lane):
         numbers, mask = self.numbers(ROWS), rng.random(ROWS) < rng.choice([0.0, 0.6, 1.0, 1.0])
         found = {"named": {"mask": mask, "td_errors": twins.td_errors(rng, ROWS, nan=0.4)}}
         if isinstance(whole, jr.ReservoirBuffer):
-            found["key"] = key_data(rng)
+            found["key"] = twins.key_data(rng)
         if self.plan.tracer is None:
             return found | {"rows": items(numbers)}
         flags = [rng.random(ROWS) < 0.2 for _ in range(2)]
@@ -716,17 +691,11 @@ class Lane(twins.Lane):
         self.check_every(seen["every"])
 
     def update(self, given, seen):
-        self.count_update(*given["update"])
-        self.twin.update(*given["update"])
+        self.tell(*given["update"])
 
     def set(self, given, seen):
         names, values, mask = given["set"]
-        for row, (twin, handle) in enumerate(self.twin.rows(names)):
-            if handle in twin.leaf:
-                new = zip(twin.items(handle), np.ravel(values[row, ..., 0]), np.ravel(mask[row]), strict=True)
-                for record, value, flag in new:
-                    record["x"] = float(value) if flag else record["x"]
-                    self.happened["rows set"] += bool(flag)
+        self.write(names, values[..., 0], mask)
 
     def draw(self, given, seen):
         sample, joint = seen["sample"], self.plan.mixture is not None and self.plan.mixture.weights == "joint"
@@ -754,8 +723,7 @@ class Lane(twins.Lane):
             normalize = {getattr(source.sampler, "normalize", None) for source in self.twin.sources} & {"batch"}
             expected /= expected.max() if normalize and expected.max() > 0 else 1
             np.testing.assert_allclose(sample.weights, expected, rtol=2e-5)
-        self.count_update(sample.indices, given["td_errors"])
-        self.twin.update(sample.indices, given["td_errors"])
+        self.tell(sample.indices, given["td_errors"])
 
     # --- comparisons
 
@@ -826,10 +794,6 @@ class Lane(twins.Lane):
 
 def _observed(its):
     return its.S if isinstance(its, jr.TransitionBatch) else its
-
-
-def key_data(rng):
-    return np.asarray(jax.random.key_data(jax.random.key(int(rng.integers(2**31)))))
 
 
 class Run:

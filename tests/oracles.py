@@ -153,10 +153,10 @@ class Priorities:
 class ReplayTwin(Priorities):
     """A list of (handle, item), newest last."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, **settings):
-        super().__init__(capacity, alpha, epsilon, **settings)
+    def __init__(self, capacity, first=0, period=None, **settings):
+        super().__init__(capacity, **settings)
         self.capacity = capacity
-        self.next_handle, self.period = first_handle, period
+        self.next_handle, self.period = first, period
         self.stored = []
 
     def add(self, items, mask=None, td_errors=None):
@@ -203,13 +203,10 @@ class ReplayTwin(Priorities):
 class ReservoirTwin(ReplayTwin):
     """Algorithm R of Vitter 1985, item by item; a slot taken twice in one call changes its handle once."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None, **settings):
-        super().__init__(capacity, alpha, epsilon, period=period, **settings)
+    def __init__(self, capacity, **settings):
+        super().__init__(capacity, **settings)
         self.count, self.taken_again = 0, 0  # slots, within one call
         self.last = {}  # by slot: the last handle
-
-    def add(self, items, draws, mask=None, td_errors=None):
-        self.insert(self.store(items, draws, mask, td_errors))
 
     def store(self, items, draws, mask=None, td_errors=None):
         """`draws`: 64 random bits for each row, as an integer."""
@@ -305,16 +302,9 @@ class ShardedTwin:
         return [shard * self.period + self.shards[shard].name(handle) for handle in handles]
 
     @property
-    def handles(self):
-        return [name for k, twin in enumerate(self.shards) for name in self.names(k, twin.handles)]
-
-    @property
     def size(self):
         """Number of drawable items."""
         return sum(len(twin.unspent) for twin in self.shards)
-
-    def item(self, name):
-        return self.shards[name // self.period].item(name % self.period)
 
     def draw_law(self, max_age=None):
         """Probabilities of drawable handles in the whole batch, per shard."""
@@ -805,14 +795,8 @@ class Dataset:
 
 
 def _row(observation, action, reward, terminated, step):
-    return {
-        "observation": observation,
-        "action": action,
-        "reward": reward,
-        "terminated": terminated,
-        "truncated": False,
-        "step": step,
-    }
+    row = {"observation": observation, "action": action, "reward": reward, "terminated": terminated}
+    return row | {"truncated": False, "step": step}
 
 
 def _at(tree, t):

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracles
 import seeds
-from helpers import at, check_tree, leaves_of, rejects
+from helpers import at, check_tree, items, leaves_of, numbers, over_devices, rejects
 
 import jaxreplay as jr
 from jaxreplay._common.random import random_bits
@@ -67,11 +68,60 @@ def num_shards(buffer):
     return getattr(buffer, "num_shards", 1)
 
 
-def law_of(buffer):
-    """Settings of the buffer and its sampler, as arguments of a twin."""
-    names = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
-    found = {mine: getattr(buffer.sampler, name) for name, mine in names.items() if hasattr(buffer.sampler, name)}
-    return found | {"max_uses": buffer.max_uses}
+def over(buffer, count):
+    """The buffer in `count` shards; itself for one."""
+    return buffer if count == 1 else over_devices(buffer, count)
+
+
+def twin_shards(buffer, reservoir=oracles.ReservoirTwin, **names):
+    """Twins of the empty shards of a buffer."""
+    whole, count = unsharded(buffer), num_shards(buffer)
+    settings = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
+    law = {mine: getattr(whole.sampler, name) for name, mine in settings.items() if hasattr(whole.sampler, name)}
+    if isinstance(whole, jr.SequenceBuffer):
+        sizes = whole.length, whole.num_envs // count, whole.sequence_length, whole.stride, whole.windows, whole.gaps
+        make = functools.partial(oracles.SequenceTwin, *sizes)
+    else:
+        kind = reservoir if isinstance(whole, jr.ReservoirBuffer) else oracles.ReplayTwin
+        make = functools.partial(kind, whole.capacity // count)
+    return [make(max_uses=whole.max_uses, **law, **names) for _ in range(count)]
+
+
+def twin_of(buffer, state):
+    """The twin of a buffer and its empty state, whose counters may be anywhere."""
+    whole, period = unsharded(buffer), state.ring.period
+    shards = twin_shards(buffer, first=int(state.ring.inserted.reshape(-1)[0]), period=period)
+    if isinstance(whole, jr.ReservoirBuffer):
+        for shard, handles in zip(shards, np.asarray(state.handles).reshape(len(shards), -1), strict=True):
+            shard.count = int(np.asarray(state.count).reshape(-1)[1])
+            shard.last = {slot: handle for slot, handle in enumerate(handles.tolist()) if handle >= 0}
+    age_step = len(shards) if isinstance(whole, jr.ReplayBuffer) else 1
+    return oracles.ShardedTwin(shards, period, whole.sampler, age_step)
+
+
+def batches(sizes, keyed=False):
+    """Turns of masked batches with TD errors, and of whole ones without; `keyed` for a reservoir."""
+
+    def add(lane, number):
+        (rows, told, *_), rng, shards = sizes[number % len(sizes)], lane.rng, len(lane.twin.shards)
+        ids = numbers(1 + lane.happened["rows added"], rows)
+        mask = rng.random(rows) < rng.choice([0.0, 0.3, 0.8, 1.0]) if told else None
+        errors = td_errors(rng, rows, nan=0.4) if told else None
+        keys, draws = (), ()
+        if keyed:
+            key = jax.random.key(int(rng.integers(2**31)))
+            own = [key] if shards == 1 else [jax.random.fold_in(key, k) for k in range(shards)]
+            keys, draws = (key,), (np.concatenate([np.array(draws_of(one, rows // shards), object) for one in own]),)
+        new = lane.twin.add(records(ids), *draws, mask, errors)
+        lane.happened["rows added"] += rows
+        lane.happened["rows stored"] += sum(map(len, new))
+        lane.happened["rows masked"] += 0 if mask is None else int(np.sum(~mask))
+        given = errors if told else []
+        told_of = [x for its in new for x in its.values()] if keyed else given
+        lane.happened["rows told of"] += int(np.sum(np.isfinite(told_of)))
+        return (items(ids), *keys), {"mask": mask, "td_errors": errors}
+
+    return add
 
 
 def draws_of(key, size):
@@ -104,6 +154,10 @@ def check_items(got, expected):
         np.testing.assert_array_equal(got["id"][row].reshape(-1), [record["id"] for record in its])
         x = np.array([record["x"] for record in its], np.float32)
         np.testing.assert_array_equal(got["x"][row].reshape(-1, 2), np.stack([x, -x], axis=1))
+
+
+def key_data(rng):
+    return np.asarray(jax.random.key_data(jax.random.key(int(rng.integers(2**31)))))
 
 
 def brief(arguments):
@@ -172,12 +226,15 @@ class Lane:
         self.happened["TD errors refused"] += sum(refused)
         self.happened["updates of nothing"] += not stored
 
+    def tell(self, names, errors):
+        self.count_update(names, errors)
+        self.twin.update(names, errors)
+
     def update(self):
         names, errors = self.names(TOLD), td_errors(self.rng, TOLD)
         if self.happened["steps"] % 7 == 4:
             names[:] = -1
-        self.count_update(names, errors)
-        self.twin.update(names, errors)
+        self.tell(names, errors)
         return names, errors
 
     def set(self, length):
@@ -185,17 +242,17 @@ class Lane:
         names, shape = self.names(SET), (SET,) if length is None else (SET, length)
         mask = self.rng.random(shape) < 0.7
         values = self.rng.integers(-1000, 1000, shape).astype(np.float32)
+        self.write(names, values, mask)
+        return names, {"id": None, "x": np.stack([values, -values], axis=-1)}, mask
+
+    def write(self, names, values, mask):
         for row, (twin, handle) in enumerate(self.twin.rows(names)):
             if handle not in twin.leaf:
                 self.happened["sets of nothing"] += 1
                 continue
-            for record, value, flag in zip(
-                twin.items(handle), *(np.ravel(x[row]) for x in (values, mask)), strict=True
-            ):
-                if flag:
-                    record["x"] = float(value)
+            for record, value, flag in zip(twin.items(handle), np.ravel(values[row]), np.ravel(mask[row]), strict=True):
+                record["x"] = float(value) if flag else record["x"]
                 self.happened["rows set" if flag else "rows not set"] += 1
-        return names, {"id": None, "x": np.stack([values, -values], axis=-1)}, mask
 
     # --- comparisons
 
@@ -203,6 +260,8 @@ class Lane:
         """Check a draw: names, items, ages, masks, probabilities and weights, and the strata of its rows."""
         twin, batch_size = self.twin, len(sample.indices)
         laws, share = twin.draw_law(max_age), batch_size // len(twin.shards)
+        nothing_left = [bool(shard.handles) and not shard.unspent for shard in twin.shards]
+        self.happened["draws with nothing left in a shard"] += any(nothing_left)
         drawn, of_row = [], []
         for row, (name, (shard, handle)) in enumerate(zip(sample.indices, twin.rows(sample.indices), strict=True)):
             k = row // share
@@ -361,7 +420,7 @@ def change(buffer, state, given):
     return buffer.set(state, indices, values, mask=mask)
 
 
-def look(buffer, num_newest, ages, state, given):
+def look(buffer, state, given):
     first, second = jax.random.split(given["key"])
     seen = {
         "read": buffer.get(state, given["read"]),
@@ -379,9 +438,8 @@ def look(buffer, num_newest, ages, state, given):
         seen["stored_steps"] = buffer.stored_steps(state)
     if getattr(unsharded(buffer), "hindsight", False):
         seen |= {law: buffer.later(state, first, given["read"], law=law) for law in ("last", "uniform")}
-    if num_newest:
-        seen["newest"] = buffer.newest(state, num_newest)
-    if ages:
+    if not isinstance(unsharded(buffer), jr.ReservoirBuffer):  # which keeps no order
+        seen["newest"] = buffer.newest(state, buffer.num_slots * num_shards(buffer))
         seen["young"] = buffer.sample(state, second, rows_of(buffer), beta=BETA, max_age=given["max_age"])
     return seen
 
@@ -406,19 +464,14 @@ class Run:
 
     Attributes:
       buffer, state: the buffer, and an empty state.
-      make_twin: makes the twin of a lane.
       add: add(lane, step number) -> the arguments of the buffer's `add` after the state, by position and by name; it
         also adds them to the twin.
-      num_newest: number of names to ask `newest` for; 0 if items have no order.
-      ages: True if draws can be restricted by age.
     """
 
-    def __init__(
-        self, buffer, state, make_twin, add, *names, mode="jit", num_newest=0, ages=True, seed=seeds.SEED, lane=Lane
-    ):
+    def __init__(self, buffer, state, add, *names, mode="jit", seed=seeds.SEED, lane=Lane):
         self.buffer, self.add, self.mode, self.names, self.seed = buffer, add, mode, names, seed
         num_lanes = 2 if mode == "vmap" else 1
-        self.lanes = [lane(make_twin(), seeds.rng(*map(str, names), k, seed=seed)) for k in range(num_lanes)]
+        self.lanes = [lane(twin_of(buffer, state), seeds.rng(*map(str, names), k, seed=seed)) for k in range(num_lanes)]
         self.state = jax.tree.map(lambda x: jnp.stack([x] * num_lanes), state) if mode == "vmap" else state
         capacity = max(shard.num_slots for shard in self.lanes[0].twin.shards)
         assert buffer.num_slots == capacity
@@ -426,7 +479,7 @@ class Run:
         wrap = {"jit": jax.jit, "vmap": lambda f: jax.jit(jax.vmap(f)), "eager": lambda f: f}[mode]
         self.change = wrap(functools.partial(change, buffer))
         self.clear = wrap(buffer.clear)
-        self.look = wrap(functools.partial(look, buffer, num_newest, ages))
+        self.look = wrap(functools.partial(look, buffer))
         self.whole_pass = wrap(functools.partial(whole_pass if mode != "eager" else in_turn, buffer, num_batches))
 
     def given(self, lane, number):
@@ -445,7 +498,7 @@ class Run:
             "max_age": np.int32(
                 lane.rng.integers(1, 2 + max([1, *map(lane_oldest, lane.twin.shards)]) * lane.twin.age_step)
             ),
-            "key": jax.random.key_data(jax.random.key(int(lane.rng.integers(2**31)))),
+            "key": key_data(lane.rng),
         }
         return given, looked
 
@@ -509,19 +562,20 @@ LEAST = {
     "young draws": 40,
     "items of whole passes": 100,
     "items looked up": 200,
+    "draws of several items": 80,
 }
 LEAST_PRIORITIZED = LEAST | {
     "TD errors refused": 30,
     "draws with unequal priorities": 80,
     "different weights": 80,
-    "draws of several items": 80,
     "rows told of": 60,
 }
 
 
 def least(sampler):
     if "max_uses" in COUNTING.get(sampler, {}):
-        return LEAST | {"items of whole passes": 30, "spent items looked up": 10}
+        fewer = {"items of whole passes": 30, "draws of several items": 20}
+        return LEAST | fewer | {"spent items looked up": 10}
     if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST
     equal = {"draws with unequal priorities": 0, "different weights": 0}

@@ -1,26 +1,25 @@
 """The contract of `jaxreplay.testing` over every buffer of the package, and what it does not check."""
 
 import contextlib
+import dataclasses
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, compilations, no_ends, over_devices, rarely, rejects, stack, types
-from jax import lax
+import twins
+from helpers import no_ends, over_devices, rarely, rejects, types
 
 import jaxreplay as jr
 from jaxreplay import sum_tree, testing
 
 pytestmark = pytest.mark.versions
-STEPS = 6
 
 
-def items(t, *shape):
-    ids = (t * np.prod(shape) + np.arange(np.prod(shape)).reshape(shape)).astype(np.int32)
+def items(*shape):
+    ids = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     halves, frames = (ids[..., None] * np.ones(3)).astype(jnp.bfloat16), (ids[..., None] * np.ones(3)).astype(np.uint8)
     return {"id": ids, "carry": (halves, frames)}
 
@@ -75,7 +74,7 @@ def test_every_buffer_of_the_package_has_a_contract():
 @pytest.mark.parametrize("name", [rarely("replay"), *[*CONTRACTS][1:], *map(rarely, MORE_CONTRACTS)])
 def test_the_contract(name):
     buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
-    testing.check_buffer(buffer, jax.eval_shape(lambda: items(0, *shape)), key=seeds.key(0))
+    testing.check_buffer(buffer, jax.eval_shape(lambda: items(*shape)), key=seeds.key(0))
 
 
 @pytest.mark.slow
@@ -83,7 +82,7 @@ def test_the_contract(name):
 def test_the_contract_with_twenty_seeds(name):
     buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
     for seed in range(20):
-        testing.check_buffer(buffer, jax.eval_shape(lambda: items(0, *shape)), key=seeds.key("contract", seed))
+        testing.check_buffer(buffer, jax.eval_shape(lambda: items(*shape)), key=seeds.key("contract", seed))
 
 
 def add(buffer, state, batch, key):
@@ -94,53 +93,11 @@ def add(buffer, state, batch, key):
     return buffer.add(state, batch, *keys, **no_ends(buffer, batch))
 
 
-@pytest.mark.parametrize("name", [x if x == "counted" else rarely(x) for x in CONTRACTS | MORE_CONTRACTS])
-def test_eager_calls_a_scan_and_vmap_agree_bit_for_bit_and_nothing_recompiles(name):
-    """Of which the contract asks to a bit or two."""
-    buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
-    batches, keys = stack(*[items(t, *shape) for t in range(STEPS)]), jax.random.split(jax.random.key(0), (2, STEPS))
-
-    def step(state, batch, key):
-        state = add(buffer, state, batch, key)
-        sample = buffer.sample(state, key, 8)
-        return buffer.update(state, sample.indices, jax.random.normal(key, (8,))), sample
-
-    def begin(key):  # with items to draw
-        state = buffer.init(items(0, *shape))
-        for t in range(4):
-            state = add(buffer, state, items(t, *shape), key)
-        return state
-
-    def run(keys):
-        return lax.scan(lambda state, x: step(state, *x), begin(keys[0]), (batches, keys))
-
-    scanned, mapped = jax.device_get(jax.jit(lambda keys: (lax.map(run, keys), jax.vmap(run)(keys)))(keys))
-    state = begin(keys[0, 0])
-    kinds, (last, samples) = types(state), at(scanned, 0)
-    for t, key in enumerate(keys[0]):
-        with compilations() as compiled:
-            state, sample = step(state, at(batches, t), key)
-        assert t == 0 or compiled == []
-        chex.assert_trees_all_equal(sample, at(samples, t))
-    chex.assert_trees_all_equal(state, last)
-    assert types(state) == kinds
-    with compilations() as compiled:
-        jax.jit(lambda x: x + STEPS)(1.0)
-    assert len(compiled) > 0  # the listener does hear
-    if name == "counted":  # probabilities by rank are powers, whose last bit XLA leaves open
-        names = "probabilities", "weights"
-        for field in names:
-            np.testing.assert_array_max_ulp(*(getattr(x[1], field) for x in (mapped, scanned)), maxulp=4)
-        mapped, scanned = ((state, x.replace(**dict.fromkeys(names))) for state, x in (mapped, scanned))
-    chex.assert_trees_all_equal(mapped, scanned)
-
-
 KINDS = ["replay", "reservoir", "sequence", "sharded"]
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"),
-    [("replay", 1.0), ("sequence", 2.0), *map(rarely, [(x, y) for x in KINDS for y in (1.0, 2.0)])],
+    ("name", "factor"), [("replay", 1.0), ("sequence", 2.0), *map(rarely, [(x, y) for x in KINDS for y in (1.0, 2.0)])]
 )
 def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
     (buffer, shape), key = CONTRACTS[name], jax.random.key(0)
@@ -170,7 +127,7 @@ def places(state):
 @pytest.mark.parametrize("name", KINDS)
 def test_eager_calls_donate_and_keep_the_storage_in_place(name):
     (buffer, shape), key = CONTRACTS[name], jax.random.key(0)
-    batch = items(0, *shape)
+    batch = items(*shape)
     state = buffer.init(batch)
     rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
     for call in (
@@ -186,13 +143,6 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name):
         state = new
 
 
-@pytest.fixture
-def strict():
-    """Settings that some users have: what JAX would broadcast or promote by itself is an error."""
-    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        yield
-
-
 CHECKS = {
     "transfers": lambda: jax.transfer_guard("disallow"),
     "infs": lambda: jax.debug_infs(True),
@@ -204,9 +154,9 @@ CHECKS = {
 def test_eager_calls_run_under_checks_of_jax(check):
     """The first time they do without: programs are compiled, and constants sent to the device."""
     buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(normalize="global"), donate=False)
-    pools, tracer = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9), jr.NStep(n=2, gamma=0.9, num_envs=2)
+    pools, tracer = POOLS, jr.NStep(n=2, gamma=0.9, num_envs=2)
     numbers, flags, batch, groups = jax.device_put(
-        (np.arange(2, dtype=np.float32), np.zeros(2, bool), items(0, 5), (np.arange(3), np.ones((3, 2), np.float32)))
+        (np.arange(2, dtype=np.float32), np.zeros(2, bool), items(5), (np.arange(3), np.ones((3, 2), np.float32)))
     )
     step, (handles, _), ones = (numbers, numbers, numbers, flags, flags, numbers), groups, jax.device_put(np.ones(3))
     tree, key, td_errors = sum_tree.init(4, track_minimum=True), jax.random.key(0), jax.device_put(np.ones(8))
@@ -224,25 +174,22 @@ def test_eager_calls_run_under_checks_of_jax(check):
             sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
 
 
-GOALS = {name: np.ones((2, 3)) for name in ("achieved_goal", "desired_goal", "reward")}
-DRAWS = {
-    "buffer": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(np.ones(1)), key, 2),
-    "reservoir": lambda key: (buffer := jr.ReservoirBuffer(capacity=2)).add(buffer.init(np.ones(1)), np.ones(1), key),
-    "prioritized": lambda key: (buffer := jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())).sample(
-        buffer.init(np.ones(1)), key, 2
-    ),
-    "mixture": lambda key: (buffer := jr.Mixture(buffers=(jr.ReplayBuffer(capacity=2),) * 2)).sample(
-        buffer.init(np.ones(1)), key, 2
-    ),
-    "later": lambda key: (buffer := jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)).later(
-        buffer.init(np.ones((1, 1))), key, np.zeros(2, np.int32)
-    ),
+def draw_from(name):
+    buffer, shape = CONTRACTS[name]
+    return lambda key: buffer.sample(buffer.init(items(*shape)), key, 2)
+
+
+GOALS, ONE = {name: np.ones((2, 3)) for name in ("achieved_goal", "desired_goal", "reward")}, np.ones((1, 1))
+RESERVOIR, POOLS = jr.ReservoirBuffer(capacity=2), jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9)
+EPISODES = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
+DRAWS = {name: draw_from(name) for name in CONTRACTS} | {
+    "uniform": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(ONE), key, 2),
+    "add": lambda key: RESERVOIR.add(RESERVOIR.init(ONE), ONE, key),
+    "later": lambda key: EPISODES.later(EPISODES.init(ONE), key, np.zeros(2, np.int32)),
     "hindsight": lambda key: jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal),
     "tree": lambda key: sum_tree.sample(sum_tree.init(2), key, 2),
-    "pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).sample(pools.init(), key, 2),
-    "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(
-        pools.init(), key, easy_fraction=0.5
-    ),
+    "pools": lambda key: POOLS.sample(POOLS.init(), key, 2),
+    "recycle": lambda key: POOLS.recycle(POOLS.init(), key, easy_fraction=0.5),
 }
 
 
@@ -254,62 +201,31 @@ def test_a_key_that_is_used_twice_is_noticed(draw):
             jax.jit(lambda key: (DRAWS[draw](key), DRAWS[draw](key))).trace(jax.random.key(0))
 
 
-@pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("next_action", [False, True])
-def test_tracers_run_under_strict_settings(next_action):
-    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=next_action, record_extra_info=True)
-    ids, flags = np.arange(2, dtype=np.float32), np.zeros(2, bool)
-    s = {"x": np.zeros((2, 3), np.float32)}
-    step = s, ids, ids.astype(np.int32) if next_action else ids, flags, flags, s, ids, ids
+def test_the_key_of_an_epoch_may_be_used_again():
+    (buffer, shape), key = CONTRACTS["replay"], jax.random.key(0)
+    state = jax.eval_shape(buffer.init, items(*shape))
 
-    def trace():
-        state, *emitted = tracer.add(tracer.init(*step), *step, mask=~flags)
-        return emitted, tracer.flush(state)
+    def batch(state, key, step):
+        return buffer.epoch(state, key, 4, step=step).indices
 
-    jax.eval_shape(trace)
-    rollout = jax.tree.map(lambda x: np.stack([x] * 5), step)
-    options = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
-    *rows, logP, W = rollout
-    sequences = jax.tree.map(lambda x: x.swapaxes(0, 1), rows[:5])
-    jax.eval_shape(lambda: jr.n_step_transitions(*rows, logP=logP, W=W, flush=True, **options))
-    jax.eval_shape(lambda: jr.sequence_transitions(*sequences, **options))
-
-    def annealed(n, gamma):
-        settings = options | {"n": n, "gamma": gamma, "max_n": 4}
-        by_time = jr.n_step_transitions(*rows, logP=logP, W=W, flush=True, **settings)
-        return by_time, jr.sequence_transitions(*sequences, **settings)
-
-    for n, gamma in ((np.int32(3), np.float32(0.9)), (np.int64(3), np.float16(0.9)), (np.uint8(3), 0.9)):
-        jax.eval_shape(annealed, n, gamma)
+    with jax.debug_key_reuse(True):
+        jax.jit(lambda *x: [batch(*x, step) for step in range(2)]).trace(state, key)
+        jax.jit(lambda *x: jax.lax.map(lambda step: batch(*x, step), np.arange(2))).trace(state, key)
 
 
-@pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("dtype", [np.int32, jax.numpy.bfloat16, np.float32])
-def test_weights_of_transitions_are_multiplied_under_strict_settings(dtype):
-    x, buffer = np.zeros(4, np.float32), jr.ReplayBuffer(capacity=4)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x.astype(dtype))
-    drawn = jax.eval_shape(lambda key: buffer.sample(buffer.init(batch), key, 2), jax.random.key(0))
-    assert drawn.items.W.dtype == np.float32
+@twins.strict()
+def test_pools_and_functions_run_under_strict_settings():
+    """Also what multiplies weights of transitions, of any dtype; the twins tell it of the methods of buffers."""
+    pools = dataclasses.replace(POOLS, hard_threshold=0.1, env_ratios=(1, 2))
+    x, flags = np.ones((2, 5), np.float32), np.zeros((2, 5), bool)
 
-
-@pytest.mark.usefixtures("strict")
-def test_pools_run_under_strict_settings():
-    pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, hard_threshold=0.1, env_ratios=(1, 2))
-
-    def run(key):
+    def run_pools(key):
         state = pools.init()
         tasks, ok = pools.sample(state, key, 4)
         state, kept = pools.update(state, tasks, np.ones((4, 3), np.float32), mask=np.ones(4, bool))
         state = pools.recycle(state, key, easy_fraction=0.5, hard_fraction=0.5)
         state = pools.remap(state, range(14), range(14))
         return pools.reset_metrics(state), ok, kept, pools.pool_of(state), pools.order(state), pools.metrics(state)
-
-    jax.eval_shape(run, jax.random.key(0))
-
-
-@pytest.mark.usefixtures("strict")
-def test_functions_run_under_strict_settings():
-    x, flags = np.ones((2, 5), np.float32), np.zeros((2, 5), bool)
 
     def run(key):
         tree = jr.sum_tree.init(100, track_minimum=True)
@@ -324,4 +240,10 @@ def test_functions_run_under_strict_settings():
         jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal, share=np.float32(0.5))
         return drawn, read, weights, jr.sequence_priority(x, ~flags), jr.stack_frames(x, flags, 3)
 
-    jax.eval_shape(run, jax.random.key(0))
+    for function in (run_pools, run):
+        jax.eval_shape(function, jax.random.key(0))
+    replay, x = jr.ReplayBuffer(capacity=4), np.zeros(4, np.float32)
+    for dtype in (np.int32, jnp.bfloat16, np.float32):
+        batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x.astype(dtype))
+        drawn = jax.eval_shape(lambda key, batch=batch: replay.sample(replay.init(batch), key, 2), jax.random.key(0))
+        assert drawn.items.W.dtype == np.float32

@@ -115,7 +115,7 @@ def check(call, x):
         np.testing.assert_array_equal(found, expected)
 
 
-ALWAYS = {"add", "tracer", "tasks on a device", "frames", "priority", "weights", "leaves", "single", "goals"}
+ALWAYS = {"add", "update", "tracer", "tasks on a device", "frames", "priority", "weights", "leaves", "single", "goals"}
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in CALLS])

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import seeds
 from helpers import items, over_devices, rarely, rejects, tree_of
@@ -90,39 +89,6 @@ def test_nothing_is_young_enough_where_a_traced_bound_says_so():
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("sampler", ["uniform", rarely("independent")])
-@pytest.mark.parametrize("windows", ["inside", "episodes", "gaps"])
-def test_law_of_windows_in_episodes(windows, sampler):
-    """Each window that may be drawn is equally likely, also where some were overwritten; so is each young one."""
-    sampler = jr.Uniform() if sampler == "uniform" else PER(alpha=0.0, stratified=False)
-    gaps = windows == "gaps"
-    windows = "any" if gaps else windows
-    buffer = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows=windows, gaps=gaps, sampler=sampler)
-    twin = oracles.SequenceTwin(40, 3, 4, 1, windows, gaps)
-    rng, state = seeds.rng(0), buffer.init(tagged(0, 1, 3))
-    for t in range(0, 95, 5):
-        ids, ends = tagged(3 * t, 5, 3), rng.permutation(15).reshape(5, 3) < 3
-        drawable = rng.permutation(15).reshape(5, 3) >= 2 if gaps else None
-        state = buffer.add(state, ids, ends=ends, drawable=drawable)
-        twin.add(ids["id"], ends, drawable)
-    assert buffer.size(state) == len(twin.handles) > 15
-    for max_age in (12, 10_000):
-        drawn = jax.tree.map(np.asarray, buffer.sample(state, seeds.key(max_age), 30_000, max_age=max_age))
-        young = [handle for handle in twin.handles if twin.age(handle) < max_age]
-        sequences = {tuple(twin.sequence(handle)): twin.mask(handle) for handle in young}
-        assert len(sequences) > 5
-        np.testing.assert_allclose(drawn.probabilities, 1 / len(sequences), rtol=1e-6)
-        np.testing.assert_allclose(drawn.weights, 1.0, rtol=1e-6)
-        found, rows, counts = np.unique(drawn.items["id"], axis=0, return_index=True, return_counts=True)
-        assert {
-            tuple(ids): drawn.mask[row].tolist() if windows == "episodes" else sequences[tuple(ids)]
-            for ids, row in zip(found.tolist(), rows, strict=True)
-        } == sequences
-        assert np.all(drawn.mask) or windows == "episodes"
-        assert chisquare(counts).pvalue > 1e-4
-
-
-@pytest.mark.law
 def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
     """Of a batch, and of the last batch of an epoch."""
     buffer, state = replay(DISTINCT, 30)
@@ -136,36 +102,6 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
             assert chisquare(counts[~np.eye(24, dtype=bool)]).pvalue > 1e-4
         np.testing.assert_array_equal(drawn.weights, 1.0)
         np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
-
-
-def test_rows_beyond_what_is_stored_are_empty():
-    x = np.zeros(8, np.float32)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
-    buffer = jr.ReplayBuffer(capacity=24, sampler=DISTINCT)
-    state = buffer.add(buffer.init(batch), batch)
-    drawn = jax.device_get(buffer.sample(state, jax.random.key(0), 12))
-    assert sorted(drawn.indices[:8].tolist()) == list(range(8))
-    for x in (drawn.indices, drawn.age, drawn.items.idx):
-        np.testing.assert_array_equal(x[8:], -1)
-    for x in (drawn.weights, drawn.probabilities, drawn.items.W):
-        np.testing.assert_array_equal(x[8:], 0)
-    np.testing.assert_array_equal(buffer.update(state, drawn.indices, np.ones(12)).ring.size, 8)
-
-
-def test_the_key_of_an_epoch_may_be_used_again():
-    """Which the check for reused keys must not take for a mistake."""
-    buffer = jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False)
-    state, key = jax.eval_shape(buffer.init, tagged(0, 3)), jax.random.key(0)
-
-    def one_by_one(state, key):
-        return [buffer.epoch(state, key, 4, step=step).indices for step in range(2)]
-
-    def mapped(state, key):
-        return jax.lax.map(lambda step: buffer.epoch(state, key, 4, step=step).indices, np.arange(2))
-
-    with jax.debug_key_reuse(True):
-        for passes in (one_by_one, mapped):
-            jax.jit(passes).trace(state, key)
 
 
 @pytest.mark.parametrize("alpha", [0.0, rarely(1.0)])

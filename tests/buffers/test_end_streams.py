@@ -10,100 +10,20 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import at, over_devices, rarely, rejects
+from helpers import over_devices, rarely, rejects
 
 import jaxreplay as jr
 
-KEY, ENVS, RUN, LAWS = jax.random.key(0), 4, 10_000, ("last", "uniform", "geometric")
-KINDS = [  # windows, gaps, stride
-    ("inside", False, 3),
-    ("cut", True, 1),
-    *map(
-        rarely, [("any", True, 1), ("cut", True, 2), ("inside", True, 2), ("inside", False, 1), ("episodes", True, 1)]
-    ),
-]
+ENVS = 4
 
 
-def make(windows, gaps, stride=1, length=40, sequence_length=5, **settings):
+def make(windows, stride=1, length=40, sequence_length=5):
     sizes = {"length": length, "num_envs": ENVS, "sequence_length": sequence_length, "stride": stride}
-    return jr.SequenceBuffer(**sizes, windows=windows, gaps=gaps, donate=False, **settings)
-
-
-def rows(first, num_steps, runs):
-    """Rows that say where they are."""
-    time, runs = first + np.arange(num_steps)[:, None], np.broadcast_to(runs, (num_steps, ENVS))
-    return (RUN * runs + time + 1).astype(np.int32)
-
-
-def run_of(x):
-    return (np.asarray(x) - 1) // RUN
-
-
-class Runs:
-    """A buffer to which rollouts are added, and whose streams are closed between them."""
-
-    def __init__(self, buffer):
-        self.buffer, self.rng, self.time = buffer, seeds.rng(buffer.windows, buffer.gaps, buffer.stride), 0
-        self.runs = np.zeros(ENVS, int)
-        self.state = buffer.init(rows(0, 1, self.runs))
-        self.look = jax.jit(self.every)
-
-    def add(self, num_steps):
-        ends = self.rng.random((num_steps, ENVS)) < 0.1
-        drawable = self.rng.random(ends.shape) < 0.95 if self.buffer.gaps else None
-        steps = rows(self.time, num_steps, self.runs)
-        self.state = self.buffer.add(self.state, steps, ends=ends, drawable=drawable)
-        self.time += num_steps
-
-    def close(self, mask):
-        self.runs = self.runs + mask
-        self.state = self.buffer.end_streams(self.state, mask=mask)
-
-    def every(self, state):
-        """All sequences in one batch, and later steps of each."""
-        sample = self.buffer.epoch(state, KEY, self.buffer.num_slots, step=0)
-        return sample, [self.buffer.later(state, KEY, sample.indices, law=law) for law in LAWS]
-
-    def all_drawn(self):
-        sample, later = jax.device_get(self.look(self.state))
-        return at((sample, later), sample.indices >= 0)
-
-
-@pytest.mark.parametrize(("windows", "gaps", "stride"), KINDS)
-def test_nothing_drawn_mixes_runs(windows, gaps, stride):
-    """After each rollout of a run that was stopped at any moment, also with rows that are overwritten."""
-    it, seen = Runs(make(windows, gaps, stride, hindsight=True)), set()
-    for number, num_steps in enumerate([13, 1, 1, 13, 13, 1, 13, 13, 1, 1, 1, 13]):
-        it.add(num_steps)
-        sample, later = found = it.all_drawn()
-        first = sample.items[:, :1]
-        np.testing.assert_array_equal(sample.items, first + np.arange(5))
-        for ids, steps in later:
-            np.testing.assert_array_equal(ids, first[:, 0] + steps)
-            np.testing.assert_array_equal(run_of(ids), run_of(first[:, 0]))
-        seen |= {*run_of(first[:, 0]).tolist()}
-        if number % 2:
-            it.close(it.rng.random(ENVS) < (1.0 if number % 4 == 1 else 0.6))
-            chex.assert_trees_all_equal(it.all_drawn(), found)  # what is stored is drawn as before
-    assert {0, 1, 2, 3} <= seen
-
-
-def test_two_rows_of_two_runs_are_no_sequence():
-    """The smallest: without the call they are one, and with a mask they are in the streams that go on."""
-    buffer, row = make("inside", False, sequence_length=2), np.ones((1, ENVS), np.int32)
-    masks, none = (None, np.arange(ENVS) < 3, np.zeros(ENVS, bool)), np.zeros((1, ENVS), bool)
-
-    @jax.jit
-    def sizes(state):
-        before = buffer.add(state, row, ends=none)
-        closed = [buffer.end_streams(before, mask=mask) for mask in masks]
-        return [buffer.size(buffer.add(its, row, ends=none)) for its in closed]
-
-    assert [*map(int, sizes(buffer.init(row)))] == [0, ENVS - 3, ENVS]
+    return jr.SequenceBuffer(**sizes, windows=windows, donate=False)
 
 
 def test_one_source_of_a_mixture_and_a_shared_buffer():
-    source, ones = make("inside", False, sequence_length=2), np.ones((2, ENVS), np.int32)
+    source, ones = make("inside", sequence_length=2), np.ones((2, ENVS), np.int32)
     none = {"ends": ones == 0}
     mixture = jr.Mixture(buffers=(source, source))
     shared = jr.Shared(mixture, mixture.init(ones))
@@ -131,7 +51,7 @@ def test_one_source_of_a_mixture_and_a_shared_buffer():
 @pytest.mark.parametrize("windows", ["any", "cut"])
 @pytest.mark.parametrize("mask", [None, np.ones(ENVS, bool)])
 def test_one_count_of_all_sequences_cannot_leave_any_out(windows, mask):
-    buffer, ones = make(windows, False), np.ones((1, ENVS), np.int32)
+    buffer, ones = make(windows), np.ones((1, ENVS), np.int32)
     message = f"windows=.{windows}., gaps=False: .* with a mask or without, needs a buffer with gaps=True"
     for its in (buffer, over_devices(buffer, 2)):
         state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(its.init, ones))
@@ -141,30 +61,29 @@ def test_one_count_of_all_sequences_cannot_leave_any_out(windows, mask):
 @pytest.mark.parametrize(("windows", "num_shards"), [("cut", 1), *map(rarely, [("any", 2), ("inside", 1)])])
 def test_a_state_without_gaps_becomes_one_with_gaps(windows, num_shards):
     """It draws the same, also of the rows that follow; and its streams can be closed."""
-    it = Runs(make(windows, False, stride=2))
-    for _ in range(5):
-        it.add(9)
-    other = dataclasses.replace(it.buffer, gaps=True)
-    moved = jr.migrate(it.buffer, it.state, over_devices(other, 2) if num_shards == 2 else other)
+    buffer, rng = make(windows, stride=2), seeds.rng(windows)
+    other, rows = dataclasses.replace(buffer, gaps=True), np.broadcast_to(np.arange(1, 64)[:, None], (63, ENVS))
+    state = buffer.init(rows[:1])
+    for time in range(0, 45, 9):
+        state = buffer.add(state, rows[time : time + 9], ends=rng.random((9, ENVS)) < 0.1)
+    moved = jr.migrate(buffer, state, over_devices(other, 2) if num_shards == 2 else other)
     moved = jr.migrate(over_devices(other, 2), moved, other) if num_shards == 2 else moved
     other._check_state(moved)
-    for closes in (False, True):
-        both, every = ((it.buffer, it.state), (other, moved)), it.buffer.num_slots
-        np.testing.assert_array_equal(*(its.get(state, its.newest(state, every)) for its, state in both))
-        if closes:
-            moved, it.runs = other.end_streams(moved), it.runs + 1
-        steps, ends = rows(it.time, 9, it.runs), np.zeros((9, ENVS), bool)
-        it.state, moved = (its.add(x, steps, ends=ends) for its, x in ((it.buffer, it.state), (other, moved)))
-        it.time += 9
+    none = {"ends": np.zeros((9, ENVS), bool)}
+    for _ in range(2):
+        both = ((buffer, state), (other, moved))
+        np.testing.assert_array_equal(*(its.get(x, its.newest(x, buffer.num_slots)) for its, x in both))
+        state, moved = (its.add(x, rows[45:54], **none) for its, x in both)
+    moved = other.add(other.end_streams(moved), rows[54:], **none)
     drawn = np.asarray(other.get(moved, other.newest(moved, other.num_slots)))
-    check = run_of(drawn[drawn[:, 0] > 0])
-    assert np.all(check == check[:, :1])
-    assert {0, 1} == set(check.reshape(-1).tolist())
-    rejects("new_buffer.gaps=False: must be as in old_buffer, True", jr.migrate, other, moved, it.buffer)
+    is_new = drawn[drawn[:, 0] > 0] > 54
+    assert np.all(is_new == is_new[:, :1])
+    assert {*is_new[:, 0].tolist()} == {False, True}
+    rejects("new_buffer.gaps=False: must be as in old_buffer, True", jr.migrate, other, moved, buffer)
 
 
 def test_masks_that_make_no_sense():
-    buffer, ones = make("inside", False), np.ones((1, ENVS), np.int32)
+    buffer, ones = make("inside"), np.ones((1, ENVS), np.int32)
     state = buffer.init(ones)
     rejects(r"mask: got bool\[3\], expected bool\[4\]", buffer.end_streams, state, mask=np.ones(3, bool))
     rejects(r"mask: got int64\[4\]|mask: got int32\[4\]", buffer.end_streams, state, mask=np.ones(4, int))

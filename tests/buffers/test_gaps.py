@@ -8,63 +8,56 @@ import oracles
 import pytest
 import seeds
 from helpers import over_devices, rarely, rejects
-from jax import lax
 
 import jaxreplay as jr
 
-KEY, ROLLOUTS, T, ENVS = jax.random.key(0), 6, 3, 4
-SIZES = {"length": 9, "num_envs": ENVS, "sequence_length": 2, "donate": False}
+ROLLOUTS, T, ENVS = 6, 3, 4
 RNG = seeds.rng(0)
 STEPS = np.arange(ROLLOUTS * T * ENVS, dtype=np.int32).reshape(ROLLOUTS, T, ENVS)
-ENDS, GAPS = RNG.random((2, ROLLOUTS, T, ENVS)) < [[[[0.2]]], [[[0.15]]]]
+ENDS, DRAWABLE = RNG.random((2, ROLLOUTS, T, ENVS)) < [[[[0.2]]], [[[0.85]]]]
+BUFFER = jr.SequenceBuffer(length=9, num_envs=ENVS, sequence_length=2, gaps=True, hindsight=True, donate=False)
 
 
-def fill(buffer, gaps):
-    def step(state, x):
-        state = buffer.add(state, x[0], ends=x[1], drawable=~x[2])
-        sample = buffer.sample(state, KEY, 8)
-        return buffer.update(state, sample.indices, 1.0 + sample.items[:, 0] % 7), sample
-
-    return lax.scan(step, buffer.init(STEPS[0]), (STEPS, ENDS, gaps))
-
-
-def drawable(buffer, state):
-    """All sequences that may be drawn, by a pass over them."""
-    batches = [buffer.epoch(state, KEY, 8, step=k) for k in range(int(buffer.num_batches(state, 8)))]
-    batches = jax.device_get(batches)
-    return sorted(steps.tolist() for batch in batches for steps in batch.items[batch.indices >= 0])
+def stored(buffer, state):
+    """All sequences that may be drawn, and the last row of each one's episode."""
+    handles = buffer.newest(state, buffer.num_slots * getattr(buffer, "num_shards", 1))
+    last, _ = buffer.later(state, jax.random.key(0), handles, law="last")
+    found = jax.device_get((buffer.get(state, handles), last, handles))
+    return sorted((items.tolist(), int(row)) for items, row, handle in zip(*found, strict=True) if handle >= 0)
 
 
-def twin_of(gaps, windows="any", length=SIZES["length"]):
-    twin = oracles.SequenceTwin(length, ENVS, SIZES["sequence_length"], 1, windows, True)
-    for steps, ends, its in zip(STEPS, ENDS, gaps, strict=True):
-        twin.add(steps, ends, ~its)
-    return twin
-
-
-def drawable_by(twin):
-    return sorted(map(twin.sequence, twin.handles))
+def stored_in(twin):
+    """The same of the twin."""
+    places = [(handle, twin.times(handle)[0], handle % ENVS) for handle in twin.handles]
+    return sorted(
+        (twin.sequence(handle), twin.steps[time + twin.num_later(time, env)][env]) for handle, time, env in places
+    )
 
 
 @pytest.mark.parametrize("windows", ["any", *map(rarely, ["episodes", "cut", "inside"])])
-def test_migration_keeps_what_may_be_drawn(windows):
-    """From shards to a longer buffer, which then goes on as one that had all rows."""
-    buffer = jr.SequenceBuffer(gaps=True, windows=windows, **SIZES)
+def test_migration_keeps_what_may_be_drawn_and_the_episodes(windows):
+    """From shards to a longer buffer, which then goes on as one that had all rows, and to a shorter one."""
+    buffer = dataclasses.replace(BUFFER, windows=windows)
     longer, shards = dataclasses.replace(buffer, length=12), over_devices(buffer, 2)
-    state, _ = jax.jit(lambda: fill(shards, GAPS))()
-    moved, twin = jr.migrate(shards, state, longer), twin_of(GAPS, windows, longer.length)
+    twin, state = oracles.SequenceTwin(longer.length, ENVS, 2, 1, windows, True), shards.init(STEPS[0])
+    for steps, ends, drawable in zip(STEPS, ENDS, DRAWABLE, strict=True):
+        state = shards.add(state, steps, ends=ends, drawable=drawable)
+        twin.add(steps, ends, drawable)
     twin.lost = ROLLOUTS * T - buffer.length
-    assert drawable(longer, moved) == drawable(shards, state) == drawable_by(twin)
-    steps, ends, told = 1000 + STEPS[0], ENDS[0], ~GAPS[0]
-    twin.add(steps, ends, told)
-    assert drawable(longer, longer.add(moved, steps, ends=ends, drawable=told)) == drawable_by(twin)
+    moved = jr.migrate(shards, state, longer)
+    assert stored(longer, moved) == stored(shards, state) == stored_in(twin)
+    steps, ends, drawable = 1000 + STEPS[0], ENDS[0], DRAWABLE[0]
+    twin.add(steps, ends, drawable)
+    moved = longer.add(moved, steps, ends=ends, drawable=drawable)
+    assert stored(longer, moved) == stored_in(twin)
+    twin.lost = len(twin.steps) - buffer.length
+    assert stored(buffer, jr.migrate(longer, moved, buffer)) == stored_in(twin)
 
 
 def test_a_buffer_is_not_told_of_such_rows_by_mistake():
-    buffer = jr.SequenceBuffer(**SIZES)
-    state = buffer.init(STEPS[0])
-    rejects("drawable: gaps=False: make the buffer with gaps=True", buffer.add, state, STEPS[0], drawable=~GAPS[0])
-    buffer = dataclasses.replace(buffer, gaps=True)
-    with pytest.raises(ValueError, match=r"drawable: got bool\[4\], expected bool\[3, 4\]"):
-        buffer.add(buffer.init(STEPS[0]), STEPS[0], drawable=np.ones(4, bool))
-    rejects("gaps=1: must be True or False", dataclasses.replace, buffer, gaps=1)
+    buffer = dataclasses.replace(BUFFER, gaps=False, hindsight=False)
+    state, drawable = jax.eval_shape(buffer.init, STEPS[0]), DRAWABLE[0]
+    rejects("drawable: gaps=False: make the buffer with gaps=True", buffer.add, state, STEPS[0], drawable=drawable)
+    state, message = jax.eval_shape(BUFFER.init, STEPS[0]), r"drawable: got bool\[4\], expected bool\[3, 4\]"
+    rejects(message, BUFFER.add, state, STEPS[0], ends=ENDS[0], drawable=drawable[0])
+    rejects("gaps=1: must be True or False", dataclasses.replace, BUFFER, gaps=1)

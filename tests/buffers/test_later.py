@@ -1,6 +1,5 @@
 """Later steps of an episode."""
 
-import dataclasses
 import functools
 
 import jax
@@ -125,18 +124,6 @@ def test_a_word_for_every_10_bits_of_the_length(monkeypatch, length, num_words):
     steps = np.asarray(draw(jax.random.key(0), count))
     np.testing.assert_array_equal(np.sort(steps - steps.min()), np.arange(block))
     assert len({step // 2**10 for step in steps - 1}) == 1
-
-
-def test_migration_keeps_the_episodes(long):
-    buffer, state, *_ = long
-    shorter, shards, key = dataclasses.replace(buffer, length=70), over_devices(buffer, 2), jax.random.key(0)
-    expected = later(buffer, state, key, buffer.newest(state, 100), "last")
-    assert np.max(np.asarray(expected[1])) > 20
-    moved = jr.migrate(buffer, state, shorter)
-    again = jr.migrate(shards, jr.migrate(shorter, moved, shards), buffer)
-    for new, its in ((shorter, moved), (buffer, again)):
-        found = later(new, its, key, new.newest(its, 100), "last")
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.versions

@@ -1,5 +1,6 @@
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,49 +16,27 @@ def total_and_handles(state, capacity):
     return sum_tree.total(state.sampler.tree), state.ring.handles(np.arange(capacity))
 
 
-def test_buffer_push_and_sample_shapes():
-    buffer = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
-    items = {
-        "frame": np.ones((4, 8, 8), np.uint8),
+def test_items_of_every_dtype_come_back():
+    narrow = "bfloat16", "int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e8m0fnu"
+    items = {name: np.array([-1.0, 0.0, 1.0, -2.0]).astype(jnp.dtype(name)) for name in narrow if hasattr(jnp, name)}
+    assert len(items) >= 3
+    items |= {
+        "frame": np.arange(256, dtype=np.uint8).reshape(4, 8, 8),
         "done": np.array([True, False, True, False]),
         "action": np.ones((4, 2), np.int8),
-        "latent": np.full((4, 3), 1.5, jnp.bfloat16),
-        "reward": np.ones(4, np.float32),
         "key": jax.random.split(jax.random.key(0), 4),
         "nothing": np.ones((4, 0, 2), np.uint8),
     }
-    state = buffer.init(items)
-    state = buffer.add(state, items)
-    sample = buffer.sample(state, jax.random.key(1), 32)
-    for got, given in zip(jax.tree.leaves(sample.items), jax.tree.leaves(items), strict=True):
-        assert got.shape == (32, *given.shape[1:])
-        assert got.dtype == given.dtype
-    np.testing.assert_array_equal(sample.items["frame"], 1)
-    assert np.all(np.asarray(sample.items["latent"]) == 1.5)
-    slots = np.asarray(sample.indices) % 16
-    np.testing.assert_array_equal(sample.items["done"], items["done"][slots])
-    keys = np.asarray(jax.random.key_data(items["key"]))
-    np.testing.assert_array_equal(jax.random.key_data(sample.items["key"]), keys[slots])
-    assert sample.weights.shape == sample.probabilities.shape == sample.indices.shape == (32,)
-    assert sample.weights.dtype == np.float32
-    assert sample.indices.dtype == np.int32
-    got = buffer.get(state, sample.indices)
-    np.testing.assert_array_equal(got["latent"], sample.items["latent"])
-
-
-def test_numbers_of_less_than_a_byte_come_back():
-    names = [
-        name for name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e8m0fnu") if hasattr(jnp, name)
-    ]
-    assert len(names) >= 2
-
-    items = {name: np.array([-1.0, 0.0, 1.0, -2.0]).astype(jnp.dtype(name)) for name in names}
-    buffer = jr.ReplayBuffer(capacity=4)
+    buffer = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
     state = buffer.add(buffer.init(items), items)
-    got, drawn = buffer.get(state, numbers(0, 4)), buffer.sample(state, jax.random.key(0), 8).items
-    assert jax.tree.map(lambda x: x.dtype, drawn) == jax.tree.map(lambda x: x.dtype, items)
-    for name in names:
-        np.testing.assert_array_equal(*(np.asarray(x[name]).astype(np.float32) for x in (got, items)))
+    sample = buffer.sample(state, jax.random.key(1), 32)
+    for found in (sample.items, buffer.get(state, sample.indices)):
+        for name, given in items.items():
+            assert found[name].dtype == given.dtype
+            x, given = (jax.random.key_data(leaf) if name == "key" else leaf for leaf in (found[name], given))
+            np.testing.assert_array_equal(*(np.asarray(leaf).astype(np.float32) for leaf in (x, given[sample.indices])))
+    chex.assert_shape([sample.weights, sample.probabilities, sample.indices], (32,))
+    chex.assert_type([sample.weights, sample.probabilities, sample.indices], [np.float32, np.float32, np.int32])
 
 
 def test_a_stack_of_states_is_changed_in_place():
@@ -72,37 +51,17 @@ def test_a_stack_of_states_is_changed_in_place():
         assert new.storage.unsafe_buffer_pointer() == place
 
 
-def test_handles_of_64_bits_do_not_wrap():
-    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
-    state = buffer.add(buffer.init(numbers(0, 4)), numbers(0, 4))
-    for handles in (
-        np.array([2**32 + 3]),
-        np.array([2**63 + 1], np.uint64),
-        jnp.asarray(np.array([-(2**31) + 3], np.int32)),
-    ):
-        same = buffer.update(state, handles, np.array([50.0]))
-        np.testing.assert_array_equal(leaves_of(same.sampler.tree), leaves_of(state.sampler.tree))
-        assert np.asarray(buffer.get(state, handles)) == 0
-    if jax.config.jax_enable_x64:
-        same = buffer.update(state, jnp.array([2**32 + 3]), np.array([50.0]))
-        np.testing.assert_array_equal(leaves_of(same.sampler.tree), leaves_of(state.sampler.tree))
-
-
-def refuse_beta(value, message):
+def test_beta_of_a_draw_is_one_number_in_range():
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda: buffer.sample(buffer.init(numbers(0, 4)), jax.random.key(0), 4, beta=value))
-
-
-@pytest.mark.parametrize("beta", [np.nan, 7.0, -1, np.float32(1.5), np.array(2.0), True])
-def test_beta_of_a_draw_is_in_range(beta):
-    refuse_beta(beta, r"beta=.*: must be a number in \[0, 1\]")
-
-
-def test_beta_of_a_draw_is_one_number():
-    refuse_beta(lambda count: 0.5, r"beta=.*: must be a number in \[0, 1\]; a schedule")
-    refuse_beta(np.ones(4), r"beta: got float64\[4\], expected one number for the whole batch")
-    refuse_beta(jnp.asarray(np.array(1j)), r"beta: got complex.*\[\], expected one number")
+    state, out_of_range = jax.eval_shape(buffer.init, numbers(0, 4)), r"beta=.*: must be a number in \[0, 1\]"
+    for beta, message in (
+        *((x, out_of_range) for x in (np.nan, 7.0, -1, np.float32(1.5), np.array(2.0), True)),
+        (lambda count: 0.5, rf"{out_of_range}; a schedule"),
+        (np.ones(4), r"beta: got float64\[4\], expected one number for the whole batch"),
+        (jnp.asarray(np.array(1j)), r"beta: got complex.*\[\], expected one number"),
+    ):
+        draw = functools.partial(buffer.sample, batch_size=4, beta=beta)
+        rejects(message, jax.eval_shape, draw, state, jax.random.key(0))
 
 
 def test_a_state_of_another_sampler_is_refused():
@@ -138,64 +97,49 @@ def test_coax_traces():
             np.testing.assert_array_equal(np.where(handles < 0, -1, state.storage), slot_ids)
 
 
-ITEMS = {"obs": np.zeros((2, 4), np.uint8), "reward": np.zeros(2, np.float32)}
-
-
-def replaced(**leaves):
-    return {**ITEMS, **leaves}
-
-
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (
-            replaced(reward=np.zeros((2, 2), np.float32)),
-            r"leaf \['reward'\]: got float32\[2\], the buffer stores float32\[\]",
-        ),
-        (replaced(reward=np.zeros((2, 1), np.float32)), r"got float32\[1\], the buffer stores float32\[\]\."),
-        (replaced(reward=np.zeros(2, bool)), r"leaf \['reward'\]: got bool\[\], the buffer stores float32\[\]"),
-        (replaced(obs=np.zeros((2, 4), np.float32)), r"leaf \['obs'\]: got float32\[4\], the buffer stores uint8\[4\]"),
-        (replaced(reward=np.zeros(3, np.float32)), r"leaf \['reward'\]: leading axes \[3\] differ from \[2\]"),
-        (replaced(reward=1.0), r"leaf \['reward'\]: got .*\[\], a batch of items needs 1 leading axis"),
-        (replaced(done=np.zeros(2)), r"wrong structure: unexpected \['done'\];"),
-        ({"obs": ITEMS["obs"]}, r"wrong structure: missing \['reward'\];"),
-        ({}, r"wrong structure: missing \['obs'\], \['reward'\];"),
-        ((1.0, ITEMS), r"wrong structure: give the tuple's element \[1\] alone; got"),  # as of a tracer's add
-        (
-            replaced(obs=np.zeros((9, 4), np.uint8), reward=np.zeros(9, np.float32)),
-            r"batch of 9 items: expected 1 to capacity=8; add it in parts",
-        ),
-        (replaced(obs=np.zeros((0, 4), np.uint8), reward=np.zeros(0, np.float32)), r"batch of 0 items"),
-    ],
-)
-def test_wrong_items(items, message):
+def test_wrong_items():
+    items = {"obs": np.zeros((2, 4), np.uint8), "reward": np.zeros(2, np.float32)}
     buffer = jr.ReplayBuffer(capacity=8)
-    state = buffer.init(ITEMS)
-    rejects(message, buffer.add, state, items)
-    rejects(message, jax.jit(buffer.add), state, items)
-    assert not state.ring.size.is_deleted()
+    state = buffer.init(items)
+
+    def refused(message, wrong):
+        rejects(message, buffer.add, state, wrong)
+        rejects(message, jax.jit(buffer.add), state, wrong)
+        assert not state.ring.size.is_deleted()
+
+    of_reward, column = r"leaf \['reward'\]: ", np.zeros((2, 1), np.float32)
+    refused(rf"{of_reward}got float32\[1\], the buffer stores float32\[\]\.", items | {"reward": column})
+    refused(rf"{of_reward}got bool\[\], the buffer stores float32\[\]", items | {"reward": np.zeros(2, bool)})
+    refused(rf"{of_reward}leading axes \[3\] differ from \[2\]", items | {"reward": np.zeros(3, np.float32)})
+    refused(rf"{of_reward}got .*\[\], a batch of items needs 1 leading axis", items | {"reward": 1.0})
+    message = r"leaf \['obs'\]: got float32\[4\], the buffer stores uint8\[4\]"
+    refused(message, items | {"obs": np.zeros((2, 4), np.float32)})
+    refused(r"wrong structure: unexpected \['done'\];", items | {"done": np.zeros(2)})
+    refused(r"wrong structure: missing \['reward'\];", {"obs": items["obs"]})
+    refused(r"wrong structure: missing \['obs'\], \['reward'\];", {})
+    refused(r"wrong structure: give the tuple's element \[1\] alone; got", (1.0, items))  # as of a tracer's add
+    many, none = (jax.tree.map(lambda x, n=n: np.zeros((n, *x.shape[1:]), x.dtype), items) for n in (9, 0))
+    refused("batch of 9 items: expected 1 to capacity=8; add it in parts", many)
+    refused("batch of 0 items", none)
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("leaves", "message"),
-    [
-        ({"W": 1}, r"leaf \.W: got float32\[4, 1\], expected \[4\], the shape of leaf \.Rn; squeeze"),
-        ({"In": 1}, r"leaf \.In: got float32\[4, 1\], expected \[4\]"),
-        ({"Rn": 1}, r"leaf \.In: got float32\[4\], expected \[4, 1\]"),
-        ({"Rn": 1, "In": 1}, r"leaf \.W: got float32\[4\], expected \[4, 1\]"),
-        ({"Rn": None}, r"leaf \.Rn: got None, expected an array"),
-    ],
-)
-def test_transitions_have_one_weight_and_one_factor_a_return(leaves, message):
+def test_transitions_have_one_weight_and_one_factor_a_return():
     """Else the drawn weights would be broadcast to a matrix."""
     x = np.arange(4, dtype=np.float32)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x)
-    wrong = batch.replace(**{name: axes and x[:, None] for name, axes in leaves.items()})
-    rejects(message, jr.ReplayBuffer(capacity=8).init, wrong)
-    steps = jax.tree.map(lambda x: x[None], wrong)
-    rejects(message.replace("[4", "[1, 4"), jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2).init, steps)
+    batch, wide = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x), x[:, None]
+    replay, sequences = jr.ReplayBuffer(capacity=8), jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2)
+    for leaves, message in (
+        ({"W": wide}, r"leaf \.W: got float32\[4, 1\], expected \[4\], the shape of leaf \.Rn; squeeze"),
+        ({"In": wide}, r"leaf \.In: got float32\[4, 1\], expected \[4\]"),
+        ({"Rn": wide}, r"leaf \.In: got float32\[4\], expected \[4, 1\]"),
+        ({"Rn": wide, "In": wide}, r"leaf \.W: got float32\[4\], expected \[4, 1\]"),
+        ({"Rn": None}, r"leaf \.Rn: got None, expected an array"),
+    ):
+        wrong = batch.replace(**leaves)
+        rejects(message, replay.init, wrong)
+        rejects(message.replace("[4", "[1, 4"), sequences.init, jax.tree.map(lambda x: x[None], wrong))
 
 
 @pytest.mark.versions

@@ -10,11 +10,9 @@ from scipy import stats
 from twins import draws_of
 
 import jaxreplay as jr
-from jaxreplay._common import ring
 from jaxreplay.buffers import _reservoir
 
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
-plus = jax.jit(_reservoir._plus)
 UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
@@ -52,19 +50,12 @@ def test_what_is_stored_has_the_law_of_algorithm_r(name):
     state = jax.jit(jax.vmap(run))(jax.random.split(seeds.key(1), num_seeds))
     assert np.all(np.asarray(state.count) == [0, 9])
     law = oracles.reservoir_law(capacity, 9)
-    stored = np.asarray(state.on_this_backend("cpu").storage)
-    found = stored @ [100, 10, 1]
+    found = np.asarray(state.on_this_backend("cpu").storage) @ [100, 10, 1]
     expected = {slots[0] * 100 + slots[1] * 10 + slots[2]: num_seeds * p for slots, p in law.items()}
     counts = np.bincount(found, minlength=1000)
     assert counts[list(expected)].sum() == num_seeds
     assert min(expected.values()) > 20
     assert stats.chisquare(counts[list(expected)], list(expected.values())).pvalue > 1e-4
-    # Each set of three items is equally likely, and each pair, each item.
-    sets = {tuple(sorted(slots)) for slots in law}
-    sorted_ids = np.sort(stored, axis=1) @ [100, 10, 1]
-    counts = [np.sum(sorted_ids == 100 * a + 10 * b + c) for a, b, c in sets]
-    assert len(sets) == 84
-    assert stats.chisquare(counts).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("count", [0, 5, 2**31 - 1000, 2**32 - 1000, 2**63 - 7, 2**64 - 1000])
@@ -80,47 +71,6 @@ def test_draws_are_exact_whatever_the_count(count):
     np.testing.assert_array_equal(slots, expected)
 
 
-@pytest.mark.parametrize("count", [0, 2**32 - 3, 2**64 - 3])
-def test_the_count_has_64_bits_and_stops(count):
-    upper, lower = (np.asarray(x).tolist() for x in plus(words(count), numbers(0, 6)))
-    assert [high << 32 | low for high, low in zip(upper, lower, strict=True)] == [
-        min(count + more, 2**64 - 1) for more in range(6)
-    ]
-
-
-# --- handles
-
-
-def test_slots_are_claimed_by_the_last_row_that_draws_them():
-    """One call for each thing that a slot may hold: the first item of all, none, one whose handle wraps."""
-    capacity = 5
-    period = ring.init(capacity).period
-    state = jr.ReservoirBuffer(capacity=capacity).init(numbers(0, 1))
-    before = np.array([0, 6, -1, period - 2, 14], np.int32)
-
-    def claim(handles, slots):
-        return jr.ReservoirBuffer(capacity=capacity)._claim(state.replace(handles=jnp.asarray(handles)), slots)
-
-    @jax.jit
-    def both(handles, slots):
-        return claim(handles, slots), jax.vmap(claim)(handles[None], slots[None])
-
-    for slots, handles, kept in (
-        ([0, 5, 1, 2, 3], [5, 11, 2, 3, 14], [0, 5, 1, 2, 3]),  # 5: not stored
-        ([2, 4, 2, 5, 2], [0, 6, 2, period - 2, 19], [5, 4, 5, 5, 2]),
-        ([3, 3, 0, 0, 3], [5, 6, -1, 3, 14], [5, 5, 5, 0, 3]),
-        ([5, 5, 5, 5, 5], before, [5, 5, 5, 5, 5]),
-    ):
-        slots = np.array(slots, np.int32)
-        for found in jax.device_get(both(before, slots)):
-            np.testing.assert_array_equal(found[0].reshape(-1), handles)
-            np.testing.assert_array_equal(found[1].reshape(-1), kept)
-    # The wrapped handle of slot 0 is the period itself.
-    handles, slots = np.array([[period - capacity, 1, 2, 3, 4], [5, 5, 0, 5, 5]], np.int32)
-    for wrapped, _ in jax.device_get(both(handles, slots)):
-        np.testing.assert_array_equal(wrapped.reshape(-1), [0, 1, 2, 3, 4])
-
-
 # --- memory, and what it costs
 
 
@@ -134,8 +84,8 @@ def scanned_steps(buffer, order, seeds, same_items=False):
         for operation in order:
             key, own_key = jax.random.split(key)
             if operation == "add":
-                mask = None if same_items else jax.random.bernoulli(key, 0.5, (8,))
-                state = buffer.add(state, batch if same_items else new, own_key, mask=mask)
+                rows, mask = (batch, None) if same_items else (new, jax.random.bernoulli(key, 0.5, (8,)))
+                state = buffer.add(state, rows, own_key, mask=mask)
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
             elif operation == "set":
@@ -210,11 +160,8 @@ def test_wrong_arguments():
     buffer, key = jr.ReservoirBuffer(capacity=8), jax.random.key(0)
     state = buffer.init({"x": np.zeros((2, 3))})
     rows = {"x": np.zeros((2, 3))}
-    for wrong, message in [
-        ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
-        ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
-    ]:
-        rejects(message, buffer.add, state, wrong, key)
+    rejects("batch of 0 items: expected 1 to 536870912", buffer.add, state, {"x": np.zeros((0, 3))}, key)
+    rejects(r"wrong structure: missing \['x'\]; unexpected \['y'\];", buffer.add, state, {"y": rows["x"]}, key)
     rejects(r"mask: got bool\[3\], expected bool\[2\], one flag", buffer.add, state, rows, key, mask=np.ones(3, bool))
     rejects(r"leaf \['y'\]: leading axes \[3\] differ from \[2\]", buffer.init, {**rows, "y": np.zeros(3)})
     two = jax.random.wrap_key_data(np.zeros((2, 2), np.uint32))
@@ -230,10 +177,7 @@ def test_wrong_arguments():
 
 def test_what_cannot_be_done_with_it_yet_is_refused():
     buffer = jr.ReservoirBuffer(capacity=8)
-    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
-        buffer.sample(
-            buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
-        )
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
+    rejects("max_age: a ReservoirBuffer keeps no order", buffer.sample, state, jax.random.key(0), 2, max_age=1)
     rejects(r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer,", jr.migrate, buffer, state, buffer)
     rejects(r"new_buffer=ReservoirBuffer\(", jr.migrate, ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)

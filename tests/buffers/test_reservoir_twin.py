@@ -1,14 +1,11 @@
 """A ReservoirBuffer, alone and sharded, does in random operations what its twin does."""
 
-import functools
-
 import jax
 import numpy as np
-import oracles
 import pytest
 import seeds
 import twins
-from helpers import items, numbers, over_devices, rarely
+from helpers import items, numbers, rarely
 
 import jaxreplay as jr
 
@@ -21,50 +18,25 @@ class Lane(twins.Lane):
         assert state.ring.inserted == len(shard.handles)
         assert state.handles.tolist() == [shard.last.get(slot, -1) for slot in range(shard.capacity)]
         assert [int(x) for x in state.count] == [shard.count >> 32, shard.count % 2**32]
-
-
-def batches(sizes, num_shards):
-    """Turns of masked batches with TD errors, and of whole ones without."""
-
-    def add(lane, number):
-        rows, told = sizes[number % len(sizes)]
-        rng, ids, key = lane.rng, numbers(1 + lane.happened["rows added"], rows), int(lane.rng.integers(2**31))
-        key = jax.random.key(key)
-        own = [key] if num_shards == 1 else [jax.random.fold_in(key, k) for k in range(num_shards)]
-        draws = np.array([bits for one in own for bits in twins.draws_of(one, rows // num_shards)], object)
-        mask = rng.random(rows) < rng.choice([0.0, 0.5, 1.0]) if told else None
-        errors = twins.td_errors(rng, rows, nan=0.4) if told else None
-        new = lane.twin.add(twins.records(ids), draws, mask, errors)
-        lane.happened["rows added"] += rows
-        lane.happened["rows stored"] += sum(map(len, new))
-        lane.happened["slots taken again"] = sum(shard.taken_again for shard in lane.twin.shards)
-        lane.happened["rows masked"] += 0 if mask is None else int(np.sum(~mask))
-        lane.happened["rows told of"] += sum(bool(np.isfinite(x)) for its in new for x in its.values())
-        return (items(ids), key), {"mask": mask, "td_errors": errors}
-
-    return add
-
-
-def twin_of(buffer, state):
-    whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
-    law, period = twins.law_of(whole), state.ring.period
-    shards = [oracles.ReservoirTwin(whole.capacity // num_shards, period=period, **law) for _ in range(num_shards)]
-    for shard in shards:
-        shard.count = int(np.asarray(state.count).reshape(-1)[1])
-    return oracles.ShardedTwin(shards, period, whole.sampler)
+        self.happened["slots taken again"] = sum(shard.taken_again for shard in self.twin.shards)
 
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):
-    """`many`: the count of items is about to reach 2^32, as if those so far had all been masked."""
-    buffer = jr.ReservoirBuffer(capacity=capacity, **twins.choices(sampler))
-    buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
+    """As if items had been stored, and cleared, in every other slot: their next handles wrap.
+
+    `many`: the count of items is about to reach 2^32, as if those so far had all been masked.
+    """
+    buffer = twins.over(jr.ReservoirBuffer(capacity=capacity, **twins.choices(sampler)), num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
     count = np.array(state.count)
     count[..., 1] = 2**32 - 20 if many else 0
-    state = state.replace(count=jax.device_put(count, state.count.sharding))
-    names, make_twin = ("reservoir", capacity, sampler, num_shards, mode), functools.partial(twin_of, buffer, state)
-    settings = {"mode": mode, "seed": seed, "lane": Lane, "ages": False}
-    return twins.Run(buffer, state, make_twin, batches(sizes, num_shards), *names, **settings)
+    slots = np.arange(capacity // num_shards, dtype=np.int32)
+    handles = np.where(slots % 2, state.ring.period - 2 * slots.size + slots, -1)
+    handles = np.broadcast_to(handles, state.handles.shape)
+    new = {"count": count, "handles": handles.astype(np.int32)}
+    state = state.replace(**{name: jax.device_put(x, getattr(state, name).sharding) for name, x in new.items()})
+    names = "reservoir", capacity, sampler, num_shards, mode
+    return twins.Run(buffer, state, twins.batches(sizes, keyed=True), *names, mode=mode, seed=seed, lane=Lane)
 
 
 def least(sampler):

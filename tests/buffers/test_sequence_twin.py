@@ -1,14 +1,11 @@
 """A SequenceBuffer, alone and sharded, does in random operations what its twin does."""
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import seeds
 import twins
-from helpers import items, no_ends, over_devices, rarely
+from helpers import items, no_ends, rarely
 
 import jaxreplay as jr
 
@@ -74,21 +71,12 @@ def rollouts(buffer, sizes):
     return add
 
 
-def twin_of(buffer, state):
-    whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
-    names = {"first": int(state.ring.inserted.reshape(-1)[0]), "period": state.ring.period}
-    kind = whole.length, whole.num_envs // num_shards, whole.sequence_length, whole.stride, whole.windows, whole.gaps
-    shards = [oracles.SequenceTwin(*kind, **names, **twins.law_of(whole)) for _ in range(num_shards)]
-    return oracles.ShardedTwin(shards, state.ring.period, whole.sampler)
-
-
 def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED):
     """Counters are about to wrap."""
-    buffer = jr.SequenceBuffer(**twins.choices(sampler), **config)
-    whole = buffer
-    buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
+    whole = jr.SequenceBuffer(**twins.choices(sampler), **config)
+    buffer = twins.over(whole, num_shards)
     state = buffer.init(items(np.zeros((1, whole.num_envs), np.int32)))
-    slots = whole._num_slots // num_shards
+    slots = whole.num_slots // num_shards
     first, first_row = (x.period - 3 * n for x, n in ((state.ring, slots), (state.rows, whole.length)))
     state = state.replace(
         ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)),
@@ -98,10 +86,8 @@ def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED
         now = jnp.full_like(state.episodes.now, 2**31 - 3)
         state = state.replace(episodes=state.episodes.replace(now=now))
 
-    names, settings = ("sequence", config, sampler, num_shards, mode), {"mode": mode, "seed": seed, "lane": Lane}
-    num_newest = slots * num_shards
-    make_twin = functools.partial(twin_of, buffer, state)
-    return twins.Run(buffer, state, make_twin, rollouts(buffer, sizes), *names, num_newest=num_newest, **settings)
+    names = "sequence", config, sampler, num_shards, mode
+    return twins.Run(buffer, state, rollouts(buffer, sizes), *names, mode=mode, seed=seed, lane=Lane)
 
 
 def config(length, num_envs, sequence_length, stride=1, windows="any", **flags):
@@ -155,7 +141,8 @@ def least(name, sampler):
     [
         ("strided", "batch", 1, "jit"),
         ("episodes", "plain", 1, "eager"),
-        ("inside", "stored global", 2, "vmap"),
+        ("inside without gaps", "stored global", 2, "vmap"),
+        ("cut with gaps", "recent", 1, "jit"),
         *map(rarely, [(name, "global", 1, "jit") for name in CONFIGS]),
         *map(rarely, [("strided", sampler, 2, "jit") for sampler in twins.SAMPLERS]),
     ],

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import seeds
 from helpers import big_copies, compiled, items, over_devices, rarely, rejects
 
 import jaxreplay as jr
@@ -33,52 +32,17 @@ class Notes(jr.Uniform):
 def test_a_sampler_is_told_of_each_sequence_once():
     """Of those that a call completes, and of none that is partly overwritten."""
     settings = {"length": 7, "num_envs": 1, "sequence_length": 4, "stride": 3, "donate": False}
-    buffer = jr.SequenceBuffer(sampler=Notes(), **settings)
-    row, starts = np.zeros((1, 1), np.float32), []
+    buffer, row, starts = jr.SequenceBuffer(sampler=Notes(), **settings), np.zeros((1, 1), np.float32), []
     state = buffer.init(row)
     for number in range(1, 15):
         state = buffer.add(state, row, td_errors=np.full((1, 1), number))
         times, (slots, drawable, td_errors) = jax.device_get(state.sampler)
+        known = ~np.isnan(td_errors)
         assert times == number
-        is_completed = number >= 4 and number % 3 == 1
-        assert td_errors[~np.isnan(td_errors)].tolist() == [number] * is_completed
-        assert np.all(drawable[~np.isnan(td_errors)])
-        starts += slots[~np.isnan(td_errors)].tolist()
+        assert td_errors[known].tolist() == [number] * (number >= 4 and number % 3 == 1)
+        assert np.all(drawable[known])
+        starts += slots[known].tolist()
     assert starts == [0, 1, 0, 1]
-
-
-def item_values(rng, *leading):
-    return {
-        "id": rng.integers(1000, size=leading).astype(np.int32),
-        "x": rng.normal(size=(*leading, 2)).astype(np.float32),
-    }
-
-
-@pytest.mark.parametrize(
-    ("windows", "batch_size"), [("any", 5), ("inside", 300), *map(rarely, [("any", 300), ("episodes", 5)])]
-)
-def test_of_overlapping_sequences_the_later_row_is_written(windows, batch_size):
-    """Also where so many rows are written that repeated places are found by a sort."""
-    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, windows=windows, donate=False)
-    rng, time = seeds.rng(1), 24
-    state = buffer.init(item_values(rng, 1, 2))
-    steps, ends = item_values(rng, time, 2), rng.random((time, 2)) < 0.2
-    steps["id"] = np.arange(2 * time, dtype=np.int32).reshape(time, 2)
-    for t in range(0, time, 3):
-        state = buffer.add(state, jax.tree.map(lambda x, t=t: x[t : t + 3], steps), ends=ends[t : t + 3])
-    drawn = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(0), batch_size))
-    indices = np.where(np.arange(batch_size) % 5 == 4, -1, drawn.indices)
-    x = rng.normal(size=(batch_size, 3, 2)).astype(np.float32)
-    mask = rng.random((batch_size, 3)) < 0.7
-    expected = steps["x"].copy()
-    for row in range(batch_size):
-        for k in range(3):
-            if indices[row] >= 0 and mask[row, k]:
-                place = drawn.items["id"][row, k]
-                expected[place // 2, place % 2] = x[row, k]
-    state = jax.jit(buffer.set)(state, indices, {"id": None, "x": x}, mask=mask)
-    np.testing.assert_array_equal(state.storage["id"], np.roll(steps["id"][-9:], time % 9, axis=0))
-    np.testing.assert_array_equal(state.storage["x"], np.roll(expected[-9:], time % 9, axis=0))
 
 
 def test_parts_of_a_transition_batch_are_written():

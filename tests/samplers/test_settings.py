@@ -47,14 +47,11 @@ def with_settings(state, settings):
     if isinstance(state, tuple):
         return tuple(with_settings(part, settings) for part in state)
 
-    def laid_out(x, old):
-        if isinstance(x, jax.Array):
-            return jnp.broadcast_to(jnp.asarray(x, jnp.float32), old.shape)
-        x = np.broadcast_to(np.float32(x), old.shape)  # of one layout, so that `add` is one program
-        is_on_many = not isinstance(old, jax.core.Tracer) and len(old.devices()) > 1
-        return jax.device_put(x, old.sharding if is_on_many else None)
+    def laid_out(x, shape):
+        like = jnp if isinstance(x, jax.Array) else np
+        return like.broadcast_to(like.asarray(x, np.float32), shape)
 
-    changed = {name: laid_out(x, getattr(state.sampler, name)) for name, x in settings.items()}
+    changed = {name: laid_out(x, getattr(state.sampler, name).shape) for name, x in settings.items()}
     return state.replace(sampler=state.sampler.replace(**changed)) if changed else state
 
 
@@ -91,7 +88,7 @@ def test_lanes_of_vmap_equal_runs_of_their_configurations(buffer, per):
     sweep, alone = jax.jit(jax.vmap(run))(STACKED), jax.jit(run)
     for k, lane in enumerate(LANES):
         chex.assert_trees_all_equal(at(sweep, k), jax.device_get(alone(at(STACKED, k))))
-        if k % 2 == 0:
+        if k == 2:
             its_own = jax.jit(lambda lane=lane: steps(make(jr.Prioritized(**lane, **PER[per])), key, {}))()
             found, expected = jax.device_get((at(sweep, k), its_own))
             # XLA computes a power with a constant exponent by other instructions, which round differently.
@@ -99,7 +96,7 @@ def test_lanes_of_vmap_equal_runs_of_their_configurations(buffer, per):
             chex.assert_trees_all_equal(found[1].indices, expected[1].indices)
 
 
-@pytest.mark.parametrize("per", ["stored", *map(rarely, ["ever", "number"])])
+@pytest.mark.parametrize("per", ["stored", "ever", rarely("number")])
 def test_lanes_do_what_their_twins_do(per):
     buffer = jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(**PER[per]))
     state = jax.jit(jax.vmap(lambda s: with_settings(buffer.init(items(numbers(0, 1))), s)))(STACKED)
@@ -112,7 +109,7 @@ def test_lanes_do_what_their_twins_do(per):
         new_errors = np.where(rng.random(3) < 0.5, np.nan, rng.normal(size=3)).astype(np.float32)
         state = add(state, items(ids), new_errors)
         handles, errors = rng.integers(max(0, 3 * number - 3), 3 * number + 3, 6).astype(np.int32), rng.normal(size=6)
-        errors[number % 6] = 0
+        errors[number % 6], errors[rng.integers(6)] = 0, rng.choice([np.nan, np.inf, -np.inf])
         state = update(state, handles, errors.astype(np.float32))
         sampler = jax.device_get(state.sampler)
         for k, twin in enumerate(twins):
@@ -122,6 +119,7 @@ def test_lanes_do_what_their_twins_do(per):
             check_tree(tree)
             np.testing.assert_allclose(leaves_of(tree), twin.leaves_by_slot(), rtol=2e-5)
             np.testing.assert_allclose(sampler.max_priority[k], twin.max_priority, rtol=1e-6)
+            assert (sampler.updates[k], sampler.rejected[k]) == (twin.updates, twin.rejected)
 
 
 @pytest.mark.parametrize("name", BUFFERS)

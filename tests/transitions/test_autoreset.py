@@ -9,43 +9,37 @@ from streams import NUM_ENVS, as_rows, make_episodes
 import jaxreplay as jr
 
 
-def test_next_step_autoreset_gives_a_row_to_every_final_observation():
-    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention."""
+@pytest.mark.versions
+@pytest.mark.parametrize("dtype", [bool, jnp.int32, rarely(jnp.float32)])
+def test_next_step_autoreset_gives_a_row_to_every_final_observation(dtype):
+    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention.
+
+    Flags may be numbers.
+    """
     num_rows = 60
     streams = make_episodes(1, num_rows + 1)
-    same_step = as_rows(streams, num_rows + 1, final_rows=False)
-    following = np.stack(
-        [np.concatenate([episode["frame"][1:] for episode in episodes])[:num_rows] for episodes in streams], axis=1
-    )
-    table: dict[str, jax.Array] = {}  # filled where it is traced
+    following = [np.concatenate([x["frame"][1:] for x in episodes])[:num_rows] for episodes in streams]
+    table = as_rows(streams, num_rows + 1, final_rows=False) | {"following": np.stack(following, axis=1)}
+    table = jax.device_put(table)
 
     def env_step(key, state, action):
         time, env = state
-        at = {name: x[time, env] for name, x in table.items()}
-        return (
-            table["frame"][time + 1, env],
-            (time + 1, env),
-            at["reward"],
-            at["terminated"],
-            at["truncated"],
-            jnp.asarray(following)[time, env],
-        )
+        now = jax.tree.map(lambda x: x[time, env], table)
+        ends = ((3 * now[name]).astype(dtype) for name in ("terminated", "truncated"))
+        return table["frame"][time + 1, env], (time + 1, env), now["reward"], *ends, now["following"]
 
     env = jr.NextStepAutoreset(env_step=env_step)
 
     def row(carry, key):
         state, obs = carry
-        time, index = state.env
-        action = table["action"][time, index]
+        action = table["action"][state.env]
         state, next_obs, reward, terminated, truncated, step = env.step(state, action, key)
-        action = jnp.where(step, action, 0)
-        new = {"frame": obs, "action": action, "reward": reward, "terminated": terminated}
+        new = {"frame": obs, "action": jnp.where(step, action, 0), "reward": reward, "terminated": terminated}
         return (state, next_obs), {**new, "truncated": truncated, "step": step}
 
     @jax.jit
     @jax.vmap
     def run(index):
-        table.update(jax.tree.map(jnp.asarray, same_step))
         obs = table["frame"][0, index]
         carry = env.init((jnp.int32(0), index), obs), obs
         return lax.scan(row, carry, jax.random.split(jax.random.key(0), num_rows))[1]
@@ -59,41 +53,11 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("dtype", [jnp.int32, rarely(jnp.float32)])
-def test_flags_may_be_numbers(dtype):
-    """Episodes of two steps, the first of which is terminated and the others truncated; an observation is a number."""
-
-    def env_step(key, count, action):
-        count += 1
-        end = count % 2 == 0
-        obs = jnp.where(end, 10 * count, count)
-        terminated, truncated = ((end & ends).astype(dtype) * 2 for ends in (count == 2, count > 2))
-        return obs, count, 1.0, terminated, truncated, count
-
-    env = jr.NextStepAutoreset(env_step=env_step)
-    state, seen = env.init(np.int32(0), np.int32(0)), []
-    step = jax.jit(env.step)
-    for _ in range(6):
-        state, *found = step(state, 0, jax.random.key(0))
-        assert [x.dtype for x in found[2:]] == [bool] * 3
-        seen.append(tuple(x.item() for x in found))
-    assert seen == [
-        (1, 1.0, False, False, True),
-        (2, 1.0, True, False, True),
-        (20, 0.0, False, False, False),
-        (3, 1.0, False, False, True),
-        (4, 1.0, False, True, True),
-        (40, 0.0, False, False, False),
-    ]
-
-
-@pytest.mark.versions
 def test_flags_of_several_environments_are_refused():
     env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, state, state > 0, state > 0, state))
     for shape in ((3,), (1,)):
-        x = np.zeros(shape, np.float32)
-        with pytest.raises(ValueError, match=r"terminated: got bool\[\d\], expected bool\[\]; map with jax.vmap"):
-            jax.eval_shape(lambda x: env.step(env.init(x, x), 0, jax.random.key(0)), x)
+        message, x = r"terminated: got bool\[\d\], expected bool\[\]; map with jax.vmap", np.zeros(shape, np.float32)
+        rejects(message, jax.eval_shape, lambda x: env.step(env.init(x, x), 0, jax.random.key(0)), x)
 
 
 STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "truncated": False, "final_obs": 0.0}
@@ -121,14 +85,10 @@ def test_what_an_environment_returns_is_named(changed, message):
 
 def test_what_is_no_environment():
     rejects("env_step=None: must be a function of a key, a state and an action", jr.NextStepAutoreset, env_step=None)
+    key = jax.random.key(0)
     for returned, found in ((tuple(STEP.values())[:5], "a tuple of 5"), (None, "a NoneType")):
         env = jr.NextStepAutoreset(env_step=lambda key, state, action, returned=returned: returned)
-        with pytest.raises(ValueError, match=f"env_step: returned {found}, expected obs, env_state, reward, term"):
-            env.step(env.init(0.0, 0.0), None, jax.random.key(0))
-    rejects(
-        "state: got NoneType, expected AutoresetState, as init of NextStepAutoreset returns it",
-        env.step,
-        None,
-        None,
-        jax.random.key(0),
-    )
+        message = f"env_step: returned {found}, expected obs, env_state, reward, term"
+        rejects(message, env.step, env.init(0.0, 0.0), None, key)
+    message = "state: got NoneType, expected AutoresetState, as init of NextStepAutoreset returns it"
+    rejects(message, env.step, None, None, key)

@@ -105,10 +105,7 @@ def test_wrong_arguments():
         ({"goal": "goal"}, "goal='goal': 'goal' is not in the rows; there are .*'achieved_goal'"),
         ({"achieved": ("reward", "x")}, "achieved=.*'x' is not in the rows"),
         ({"rows": {name: x for name, x in rows.items() if name != "reward"}}, "reward='reward': 'reward' is not in"),
-        (
-            {"reward": lambda achieved, goal: achieved == goal},
-            r"reward: the function returned .* \[\[2\]\] .* expected one",
-        ),
+        ({"reward": lambda x, goal: x == goal}, r"reward: the function returned .* \[\[2\]\] .* expected one"),
         ({"terminated": lambda achieved, goal: (1, 2)}, r"terminated: the function returned .* \[\[\], \[\]\]"),
         ({"share": 1.5}, r"share=1.5: must be a number in \[0, 1\]"),
         ({"goals": None}, r"goals: wrong structure: missing <root>;"),

@@ -31,27 +31,24 @@ def test_from_single():
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("logp", 0.1, r"logp=0.1: a log-propensity is a number at most 0"),
-        ("logp", None, r"logp=None"),
-        ("logp", "x", r"logp='x'"),
-        ("logp_next", 1.0, r"logp_next=1.0"),
-        ("gamma", 1.1, r"gamma=1.1: a discount is a number in \[0, 1\]"),
-        ("gamma", -0.1, r"gamma=-0.1"),
-        ("gamma", "0.9", r"gamma='0.9'"),
-        ("w", 0, r"w=0: a weight is a positive number"),
-        ("w", -1.0, r"w=-1.0"),
-        ("done", 1, r"done=1: expected a bool"),
-        ("done", None, r"done=None"),
-        ("r", "1", r"r='1': a reward is a number"),
-        ("r", float("nan"), r"r=nan"),
-        ("r", np.ones(2), r"r=array\(\[1\., 1\.\]\): a reward is a number"),
-    ],
-)
-def test_from_single_type_errors(name, value, message):
-    rejects(message, single, **{name: value}, error=TypeError)
+def test_from_single_type_errors():
+    for message, name, value in (
+        (r"logp=0.1: a log-propensity is a number at most 0", "logp", 0.1),
+        (r"logp=None", "logp", None),
+        (r"logp='x'", "logp", "x"),
+        (r"logp_next=1.0", "logp_next", 1.0),
+        (r"gamma=1.1: a discount is a number in \[0, 1\]", "gamma", 1.1),
+        (r"gamma=-0.1", "gamma", -0.1),
+        (r"gamma='0.9'", "gamma", "0.9"),
+        (r"w=0: a weight is a positive number", "w", 0),
+        (r"w=-1.0", "w", -1.0),
+        (r"done=1: expected a bool", "done", 1),
+        (r"done=None", "done", None),
+        (r"r='1': a reward is a number", "r", "1"),
+        (r"r=nan", "r", float("nan")),
+        (r"r=array\(\[1\., 1\.\]\): a reward is a number", "r", np.ones(2)),
+    ):
+        rejects(message, single, **{name: value}, error=TypeError)
 
 
 def batch_of(size):
@@ -76,15 +73,6 @@ def test_weights_of_half_precision_are_multiplied_in_float32(dtype):
     np.testing.assert_array_equal(whole, integers.astype(np.float32) * weights)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_to_singles(reverse):
-    batch = batch_of(3).replace(valid=np.ones(3, bool) if reverse else None)
-    rows = list(batch.to_singles(reverse=reverse))
-    assert [row.batch_size for row in rows] == [1, 1, 1]
-    assert [float(row.S_next["x"][0]) for row in rows] == ([3, 2, 1] if reverse else [1, 2, 3])
-    assert (rows[0].A_next, rows[0].valid) == (None, None)
-
-
 def test_copy():
     batch = batch_of(3)
     shallow, deep = batch.copy(), batch.copy(deep=True)
@@ -94,10 +82,3 @@ def test_copy():
     assert deep.S["x"] is not batch.S["x"]
     assert deep.A.unsafe_buffer_pointer() != batch.A.unsafe_buffer_pointer()
     np.testing.assert_array_equal(deep.W, batch.W)
-
-
-def test_is_a_pytree():
-    batch = batch_of(4)
-    doubled = jax.jit(lambda b: jax.tree.map(lambda x: 2 * x, b))(batch)
-    np.testing.assert_array_equal(doubled.S_next["x"], 2 * np.asarray(batch.S_next["x"]))
-    assert jax.eval_shape(jax.vmap(lambda b: b.Rn + b.In), batch).shape == (4,)

@@ -190,10 +190,7 @@ def test_the_recipe_agent_runs_with_flashbax_too():
         ("flat", {"max_length": 4, "min_length": 4, "sample_batch_size": 2}),
         ("flat", {"max_length": 4, "min_length": 1, "sample_batch_size": 2, "add_batch_size": 4}),
         ("prioritised_item", {"max_length": 4, "min_length": 1, "sample_batch_size": 2, "priority_exponent": -1.0}),
-        (
-            "trajectory",
-            {**TRAJECTORIES, "sample_sequence_length": 9, "period": 1, "max_length_time_axis": 8},
-        ),
+        ("trajectory", {**TRAJECTORIES, "sample_sequence_length": 9, "period": 1, "max_length_time_axis": 8}),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`sample_sequence_length`")

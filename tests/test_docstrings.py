@@ -72,13 +72,7 @@ WITH_EXAMPLE = [name for name in CALLABLES if name not in WITHOUT_EXAMPLE]
 
 def test_all_public_callables_are_found():
     assert {"ReplayBuffer", "ReplayBuffer.add", "Buffer.sample", "Mixture.sample", "Sharded.update"} <= CALLABLES.keys()
-    assert {
-        "Sampler.insert",
-        "NStep.add",
-        "sum_tree.find",
-        "datasets.from_arrays",
-        "Steps.padded",
-    } <= CALLABLES.keys()
+    assert {"Sampler.insert", "NStep.add", "sum_tree.find", "datasets.from_arrays", "Steps.padded"} <= CALLABLES.keys()
     assert {"Buffer.newest", "TransitionBatch.from_single", "plot", "diagnostics"} <= CALLABLES.keys()
     assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps"} & CALLABLES.keys()
     assert "Prioritized.tree" in CALLABLES

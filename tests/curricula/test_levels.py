@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import at, rarely, rejects, stack
+from helpers import at, rarely, rejects
+from lanes import EAGER, SCANS, num_lanes, results
 from oracles import LevelsTwin
 from scipy import stats
 
@@ -15,7 +16,6 @@ import jaxreplay as jr
 
 N, STEPS, DRAWN, FEW = 9, 60, 5, 8  # FEW: of the first steps, which leave an empty slot
 KEPT = jr.Levels(capacity=12, donate=False)
-EAGER, SCANS = "eager", "scans under vmap"
 
 
 def random_step(rng, batch_size, number):
@@ -52,9 +52,9 @@ def random_step(rng, batch_size, number):
     return levels.astype(np.int32), scores.astype(np.float32), slots.astype(np.int32), masks
 
 
-def advance(levels, state, step, key):
+def advance(levels, state, inputs):
     """An insertion, an update and a draw."""
-    new, scores, slots, masks = step
+    (new, scores, slots, masks), key = inputs[0], jax.random.wrap_key_data(inputs[1])
     state, places = levels.insert(state, {"id": new}, scores[0], mask=masks[0])
     state = levels.update(state, slots, scores[1], mask=masks[1])
     sample = functools.partial(levels.sample, n=DRAWN)
@@ -74,27 +74,16 @@ LEAST |= {"empty slots updated": FEW, "partly filled": FEW - 1}
 )
 def test_levels_do_what_their_twin_does(way, batch_size):
     levels = jr.Levels(capacity=N, staleness=0.3, temperature=1.0)
-    rng, lanes = seeds.rng("levels", way, batch_size), 1 if way == EAGER else 4
+    rng, lanes = seeds.rng("levels", way, batch_size), num_lanes(way)
     given = [[random_step(rng, batch_size, number) for number in range(STEPS)] for _ in range(lanes)]
-    keys = jax.random.split(seeds.key("levels", way, batch_size), STEPS)
-    start = levels.init({"id": np.int32(0)})
-    if way == EAGER:
-        state, found = start, []
-        for step, key in zip(given[0], keys, strict=True):
-            state, result = advance(levels, state, step, key)
-            found.append(jax.device_get(result))
-        found = stack(stack(*found))
-    else:
-
-        def run(steps):
-            return jax.lax.scan(lambda state, x: advance(levels, state, *x), start, (steps, keys))
-
-        _, found = jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given)))
-    happened, found = collections.Counter(), jax.device_get(found)
+    keys = np.asarray(jax.random.key_data(jax.random.split(seeds.key("levels", way, batch_size), (lanes, STEPS))))
+    keyed = [[*zip(lane, of_lane, strict=True)] for lane, of_lane in zip(given, keys, strict=True)]
+    found = results(way, levels.init({"id": np.int32(0)}), functools.partial(advance, levels), keyed)
+    happened = collections.Counter()
     for lane in range(lanes):
         twin = LevelsTwin(N)
         for step, (new, scores, slots, masks) in enumerate(given[lane]):
-            places, drawn, ids, state = at(at(found, lane), step)
+            places, drawn, ids, state = at(found, (lane, step))
             was_full, stored = len(twin.scores) == N, list(twin.scores)
             assert places.tolist() == twin.insert(new, scores[0], masks[0])
             happened["stored"] += np.sum(places >= 0)

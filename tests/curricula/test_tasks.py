@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, check_tree, rarely, rejects, stack
+from helpers import at, check_tree, leaves_of, rarely, rejects
+from lanes import EAGER, SCANS, num_lanes, results
 from oracles import TasksTwin
 from scipy import stats
 
 import jaxreplay as jr
 
 N, GROUPS, ROLLOUTS, STEPS = 11, 6, 4, 25
-EAGER, SCANS = "eager", "scans under vmap"
 
 
 def mean(successes, trials, age):
@@ -43,39 +43,32 @@ def check(state, twin):
 def test_tasks_do_what_their_twin_does(way, decay):
     tasks = jr.Tasks(num_tasks=N, score=mean, prior=(2.0, 1.0), decay=decay, refresh=N)
     rng = seeds.rng("tasks", way, decay)
-    lanes = 1 if way == EAGER else 4
-    given = [[random_groups(rng) for _ in range(STEPS)] for _ in range(lanes)]
-    if way == EAGER:
-        state, kept = tasks.init(), []
-        for groups in given[0]:
-            state, flags = tasks.update(state, *groups[:2], mask=groups[2])
-            kept.append(flags)
-        states, kept = stack(state), np.stack(kept)[None]
-    else:
+    given = [[random_groups(rng) for _ in range(STEPS)] for _ in range(num_lanes(way))]
 
-        def run(groups):
-            return jax.lax.scan(lambda s, g: tasks.update(s, *g[:2], mask=g[2]), tasks.init(), groups)
+    def step(state, groups):
+        state, kept = tasks.update(state, *groups[:2], mask=groups[2])
+        return state, (kept, state)
 
-        states, kept = jax.device_get(jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given))))
+    kept, states = results(way, tasks.init(), step, given)
     happened = collections.Counter()
-    for lane in range(lanes):
-        twin, state = TasksTwin(N, tasks.prior, decay), at(states, lane)
-        for step, groups in enumerate(given[lane]):
-            before = twin.rejected
+    for lane, of_lane in enumerate(given):
+        twin = TasksTwin(N, tasks.prior, decay)
+        for number, groups in enumerate(of_lane):
+            before, state = twin.rejected, at(states, (lane, number))
             expected = twin.update(*groups)
-            assert kept[lane][step].tolist() == expected
+            assert kept[lane, number].tolist() == expected
+            check(state, twin)
             happened["kept"] += sum(expected)
             happened["rejected"] += twin.rejected - before
             happened["twice"] += len(groups[0]) - len(set(groups[0].tolist()))
-        check(state, twin)
         # Every task was scored in the last update.
         counts, age = twin.counts(np.arange(N)), np.asarray(twin.updates - 1 - twin.last)
         scores = counts[0] / counts[1] + 0.25 * np.minimum(age, 3)
-        np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
+        np.testing.assert_allclose(leaves_of(state.tree), scores, rtol=1e-6)
         np.testing.assert_allclose(tasks.probabilities(state), scores / scores.sum(), rtol=1e-5)
         np.testing.assert_allclose(tasks.success_rates(state), counts[0] / counts[1], rtol=1e-6)
     least = {"kept": 60, "rejected": 5, "twice": 10}
-    assert all(happened[what] > count * lanes for what, count in least.items()), happened
+    assert all(happened[what] > count * len(given) for what, count in least.items()), happened
 
 
 def test_tasks_are_scored_anew_in_turn():

@@ -93,23 +93,17 @@ def test_ages_count_from_the_latest_update_that_had_a_group():
     def one_more(successes, trials, age):
         return 1 + age.astype(jnp.float32)
 
-    by_age, by_rate = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False), jr.Tasks(num_tasks=3)
-    second = jr.Tasks(
-        num_tasks=3, score=jr.scores.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1))
-    )
-    state, other, one = by_age.init(), by_rate.init(), np.ones((1, 1))
-    seen = []
+    by_age = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False)
+    nearest_one = jr.scores.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1))
+    state, seen = by_age.init(), []
     for task in (0, 9, 1, 9, 2, 1, 9):
-        state, _ = by_age.update(state, np.array([task]), one)
-        other, _ = by_rate.update(other, np.array([task]), one)
-        seen.append(jr.sum_tree.leaves(state.tree).tolist())
-        for tasks, its in ((by_age, state), (by_rate, other)):
-            moved = tasks.remap(its, "abc", "abc")
-            np.testing.assert_array_equal(jr.sum_tree.leaves(moved.tree), jr.sum_tree.leaves(its.tree))
+        state, _ = by_age.update(state, np.array([task]), np.ones((1, 1)))
+        seen.append(leaves_of(state.tree).tolist())
+        np.testing.assert_array_equal(leaves_of(by_age.remap(state, "abc", "abc").tree), seen[-1])
     assert seen == [[1, 1, 1], [1, 1, 1], [2, 1, 2], [2, 1, 2], [3, 2, 1], [4, 1, 2], [4, 1, 2]]
     assert jr.sum_tree.leaves(by_age.remap(state, "abc", "cxa").tree).tolist() == [2, 4, 4]  # x has no group
     assert jr.sum_tree.leaves(by_age.remap(by_age.init(), "abc", "abc").tree).tolist() == [1, 1, 1]
-    drawn, _ = second.sample(state, seeds.key("ages"), 20)
+    drawn, _ = jr.Tasks(num_tasks=3, score=nearest_one).sample(state, seeds.key("ages"), 20)
     assert set(drawn.tolist()) == {2}  # of age 1; draws without such a candidate have a chance of 2e-6
 
 
@@ -159,11 +153,8 @@ def test_law_of_drawn_success_rates():
         ends = np.where(found == 0, smallest, np.minimum(ends, 1))
         distance = np.abs(np.cumsum(counts) / size - beta.cdf(ends)).max()
         assert stats.kstwo.sf(distance, size) > 1e-5, (a, b)
-        shares = {
-            0.0: beta.cdf(smallest),
-            1.0: beta.sf(1 - 2**-25),
-            0.5: beta.cdf(0.5 + 2**-25) - beta.cdf(0.5 - 2**-26),
-        }
+        shares = {0.0: beta.cdf(smallest), 1.0: beta.sf(1 - 2**-25)}
+        shares[0.5] = beta.cdf(0.5 + 2**-25) - beta.cdf(0.5 - 2**-26)
         for rate, share in shares.items():
             assert stats.binomtest(int(np.sum(row == rate)), size, share).pvalue > 1e-6, (a, b, rate)
         if beta.ppf(1e-5) > 1e-20:  # a proposal that should not have been accepted may be far out
@@ -201,8 +192,9 @@ def test_scores():
     np.testing.assert_allclose(jr.scores.uncertainty(won, tried, 0), beta.std(), rtol=1e-6)
     score = jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5)
     np.testing.assert_array_equal(score(won, tried, 0), [0.5, 3.0, 0.5])
-    assert score == jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5)
-    assert hash(score)
+    assert jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5) in {score}
+    for hard, easy in ((0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)):
+        rejects("hard=", jr.scores.success_band, hard, easy)
 
 
 def test_scores_that_no_tree_can_hold():
@@ -239,14 +231,10 @@ def test_the_padding_of_eager_updates_counts_for_nothing():
     tasks = jr.Tasks(num_tasks=3, donate=False)
     numbers, rewards = np.array([1, 2, 1]), np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float32)
     some = np.array([True, True, False])
-    for mask, trials in (
-        (None, [0, 6, 3]),
-        (some, [0, 3, 3]),
-        (np.eye(3) > 0, [0, 2, 1]),
-        (jnp.array(some), [0, 3, 3]),
-    ):
+    masks = {(0, 6, 3): None, (0, 3, 3): some, (0, 2, 1): np.eye(3) > 0}
+    for trials, mask in (*masks.items(), ((0, 3, 3), jnp.array(some))):
         state, kept = tasks.update(tasks.init(), numbers, rewards, mask=mask)
-        assert state.trials.tolist() == trials
+        assert state.trials.tolist() == [*trials]
         assert kept.tolist() == ([True, True, False] if np.ndim(mask) == 1 else [True] * 3)
         assert (int(state.updates), int(state.rejected)) == (1, 0)
     state, kept = tasks.update(state, np.array([0, 9, -1]), rewards, mask=np.zeros(3, bool))
@@ -271,13 +259,8 @@ def test_a_state_for_another_list_of_tasks():
     np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])
     for wrong in (("aa", "xbaa"), ("aab", "xba")):
         rejects(r"(old|new)_keys: got", new.remap, state, *wrong)
-    rejects(
-        r"got a tuple, expected integers; give sample\(...\)\[0\]",
-        new.update,
-        new.init(),
-        new.sample(new.init(), seeds.key(), 2),
-        np.ones((2, 1)),
-    )
+    drawn = new.sample(new.init(), seeds.key(), 2)
+    rejects(r"got a tuple, .* give sample\(...\)\[0\]", new.update, new.init(), drawn, np.ones((2, 1)))
     rejects(r"num_tasks=4: this state has tasks \[3\]", new.sample, state, seeds.key(), 2)
     for tasks in (new, jr.Tasks(num_tasks=4, score=jr.scores.Thompson())):
         rejects(r"key: got", tasks.sample, tasks.init(), np.int32(0), 2)
@@ -314,32 +297,9 @@ def test_settings_that_are_refused(settings, message):
     rejects(message, jr.Tasks, **{"num_tasks": 4} | settings)
 
 
-@pytest.mark.parametrize(("hard", "easy"), [(0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)])
-def test_bands_that_are_refused(hard, easy):
-    rejects("hard=", jr.scores.success_band, hard, easy)
-
-
 def test_an_update_is_in_place():
-    tasks = jr.Tasks(num_tasks=3)
-    state = tasks.init()
-    trials = state.trials
-    tasks.update(state, np.array([1]), np.ones((1, 1)))
-    assert trials.is_deleted()
-    kept = dataclasses.replace(tasks, donate=False)
-    state = kept.init()
-    kept.update(state, np.array([1, 2, 0]), np.ones((3, 4)))
-    assert not state.trials.is_deleted()
-
-
-def test_no_dtype_or_rank_is_promoted():
-    scores = jr.scores.learnability, jr.scores.uncertainty, jr.scores.thompson, jr.scores.success_band(0.1, 0.9)
-
-    def calls(score):
-        tasks = jr.Tasks(num_tasks=7, score=score, decay=0.9, exploration=0.1, refresh=2)
-        state, _ = tasks.update(tasks.init(), np.array([1, 5, 1]), np.ones((3, 2), np.float32))
-        drawn, _ = tasks.sample(state, seeds.key("strict"), 5)
-        return drawn, tasks.metrics(tasks.remap(state, "abcdefg", "gfedcba"))
-
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        for drawn, _ in jax.jit(lambda: [*map(calls, scores)])():
-            assert np.isin(drawn, np.arange(7)).all()
+    for donate in (True, False):
+        tasks = jr.Tasks(num_tasks=3, donate=donate)
+        state = tasks.init()
+        tasks.update(state, np.array([1, 2, 0]), np.ones((3, 4)))
+        assert state.trials.is_deleted() == donate

@@ -108,12 +108,16 @@ def test_there_is_a_docstring(name):
 
 @pytest.mark.parametrize("name", WITH_EXAMPLE)
 def test_there_is_an_example(name):
+    """Of 88 columns, as in the pages, where the site shows no more; a message of an error is one line."""
     docstring = inspect.getdoc(CALLABLES[name])
     assert docstring, f"{name}: no docstring"
     sections = re.findall(r"^(Args|Returns|Raises|Attributes|Examples):$", docstring, re.MULTILINE)
     assert sections[-1:] == ["Examples"], f"{name}: its docstring does not end with examples"
     examples = doctest.DocTestParser().get_examples(docstring.partition("\nExamples:\n")[2])
     assert any(example.want or example.exc_msg for example in examples) or name == "save", f"{name}: shows no result"
+    for example in examples:
+        assert max(len(line) + 4 for line in example.source.splitlines()) <= 88, example.source
+        assert example.exc_msg or max((len(line) for line in example.want.splitlines()), default=0) <= 88, example.want
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of what describes a data set and is left out
@@ -122,15 +126,6 @@ def test_example(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     assert not (wrong := run(inspect.getdoc(CALLABLES[name]), name)), wrong
-
-
-@pytest.mark.parametrize("name", WITH_EXAMPLE)
-def test_examples_have_88_columns(name):
-    """As in the pages, where the site shows no more; a message of an error is one line."""
-    examples = doctest.DocTestParser().get_examples(inspect.getdoc(CALLABLES[name]).partition("\nExamples:\n")[2])
-    for example in examples:
-        assert max(len(line) + 4 for line in example.source.splitlines()) <= 88, example.source
-        assert example.exc_msg or max((len(line) for line in example.want.splitlines()), default=0) <= 88, example.want
 
 
 def test_a_wrong_example_is_noticed():

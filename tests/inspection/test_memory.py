@@ -157,11 +157,8 @@ def test_shards_take_their_parts():
     sharded = over_devices(jr.ReplayBuffer(capacity=2100, sampler=jr.Prioritized()), 2)
     told = jr.memory(sharded, struct("float32", 4), backend="tpu").tree
     levels = jax.tree.leaves(jax.eval_shape(lambda: jr.sum_tree.init(1050, fanout=128)))
-    alone, stacked = (
-        sum(_memory.device_bytes(axes + x.shape, 4, "tpu") for x in levels)
-        for axes in ((), (1,))  # a shard's leading axis
-    )
-    assert told == stacked != alone
+    stacked = sum(_memory.device_bytes((1, *x.shape), 4, "tpu") for x in levels)  # with a shard's leading axis
+    assert told == stacked != sum(_memory.device_bytes(x.shape, 4, "tpu") for x in levels)
     rejects("must be a multiple of 2", jr.memory, over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
 
 
@@ -174,16 +171,16 @@ def test_running_out_of_memory_gives_the_bytes_and_the_way_to_see_them():
     large = jr.ReplayBuffer(capacity=2**29)
     half = jr.ReplayBuffer(capacity=2**28)
     for bad, leading, count in (
-        (large, (1,), 2**29),
         (jr.ReservoirBuffer(capacity=2**29), (1,), 2**29),
         (jr.SequenceBuffer(length=2**29, num_envs=1, sequence_length=2), (1, 1), 2**29),
         (over_devices(large, 1), (1,), 2**29),
         (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=1), half)), (1,), 2**28),  # the other takes 0.4 GB
     ):
+        items = {"x": struct("float32", *leading, 10**8)}
         with pytest.raises(ValueError, match=rf"{4 * 10**8 * count} bytes.*jr\.memory\(buffer, items\)") as error:
-            bad.init({"x": struct("float32", *leading, 10**8)})
+            bad.init(items)
         assert "RESOURCE_EXHAUSTED" in str(error.value.__cause__)
-        jax.eval_shape(bad.init, {"x": struct("float32", *leading, 10**8)})  # nothing is allocated
+        jax.eval_shape(bad.init, items)  # nothing is allocated
 
 
 def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
@@ -205,16 +202,18 @@ def test_arguments():
     rejects(r"items: must be as DifficultyPools\.init takes them; None", jr.memory, CASES["pools"][0], FRAMES)
 
 
-def frames(*leading, stack=()):
+def steps(*leading, action, **observations):
     flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
-    rest = {"action": struct("int32", *leading), "reward": struct("float32", *leading)}
-    return {"frame": struct("uint8", *leading, 84, 84, *stack), **rest, **flags}
+    observed = {name: struct(dtype, *leading, *shape) for name, (dtype, *shape) in observations.items()}
+    return observed | flags | {"action": action, "reward": struct("float32", *leading)}
 
 
-def rows(*leading, pairs):
-    flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
-    observations = {name: struct("float32", *leading, 300) for name in ("obs", "next_obs")[: 1 + pairs]}
-    return observations | {"action": struct("float32", *leading, 30), "reward": struct("float32", *leading)} | flags
+def frames(*leading):
+    return steps(*leading, frame=("uint8", 84, 84), action=struct("int32", *leading))
+
+
+def rows(*leading, names):
+    return steps(*leading, action=struct("float32", *leading, 30), **dict.fromkeys(names, ("float32", 300)))
 
 
 def stacks(*leading):
@@ -239,9 +238,12 @@ TABLE = {
     ),
     "`SequenceBuffer`, single rows": (
         jr.SequenceBuffer(length=1024, num_envs=4096, sequence_length=4),
-        rows(1, 4096, pairs=False),
+        rows(1, 4096, names=["obs"]),
     ),
-    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=4096 * 1024), rows(4096, pairs=True)),
+    "`ReplayBuffer`, `obs` and `next_obs`": (
+        jr.ReplayBuffer(capacity=4096 * 1024),
+        rows(4096, names=["obs", "next_obs"]),
+    ),
 }
 
 

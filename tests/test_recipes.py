@@ -270,15 +270,15 @@ def processes():
         paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         command |= {"start_new_session": True, "env": {**os.environ, "PYTHONPATH": paths}}
         # As a terminal does, to all processes of the program; then to an actor alone.
-        code, out, err = ended([sys.executable, changed], command, lambda pid, _: os.killpg(pid, signal.SIGINT))
+        code, out, err = outcome_of([sys.executable, changed], command, lambda pid, _: os.killpg(pid, signal.SIGINT))
         assert (code, err) == (0, "")
         assert "mean reward" in out
-        code, _, err = ended([sys.executable, changed], command, lambda _, actor: os.kill(actor, signal.SIGKILL))
+        code, _, err = outcome_of([sys.executable, changed], command, lambda _, actor: os.kill(actor, signal.SIGKILL))
         assert code == 1
         assert re.search(r"(?s)(EOFError|ConnectionResetError).*direct cause.*Closed: sample", err)
 
 
-def ended(program, command, end):
+def outcome_of(program, command, end):
     """The code and the output of a program that `end` ends, given its pid and an actor's; all actors are gone."""
     with subprocess.Popen(program, **command) as process:
         actors = [process.stdout.readline().split() for _ in range(20)][-1]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import seeds
 from helpers import at, cases, check_tree, compilations, leaves_of, rarely, rejects, stack
-from jax import lax
 from lanes import EAGER, SCANS, num_lanes, results
 from oracles import PoolsTwin
 from scipy import stats
@@ -107,18 +106,6 @@ def random_updates(rng, num_tasks, steps, groups, rollouts):
     return tasks.astype(np.int32), rewards, mask
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def scan_updates(pools, state, *inputs):
-    """The last state; after each update pools, order, what was kept and metrics."""
-
-    def step(state, x):
-        tasks, rewards, mask = x
-        state, kept = pools.update(state, tasks, rewards, mask=mask)
-        return pools.reset_metrics(state), (pools.pool_of(state), pools.order(state), kept, pools.metrics(state))
-
-    return lax.scan(step, state, inputs)
-
-
 def test_scans_under_vmap_equal_eager_updates():
     """Which are padded to eight groups of four rollouts."""
     pools = make((5, 9), online_difficulty_filtering=True)
@@ -148,22 +135,9 @@ def test_nothing_recompiles_and_an_update_is_in_place():
     assert hash(pools) == hash(make([5, 9]))
 
 
-@pytest.mark.slow
-def test_order_holds_when_the_counters_wrap():
-    pools = make((4, 8), donate=False)
-    inputs = random_updates(seeds.rng(1), 12, 40, 8, 2)
-    state = pools.init()
-    state, _ = scan_updates(pools, state, *inputs)
-    env, pool = _state.pools_of(state)
-    shift = state.entered + jnp.uint32(5)  # the fifth entry from now on is number 0
-    late = dataclasses.replace(state, entry=state.entry - shift[env, pool], entered=state.entered - shift)
-    last, seen = scan_updates(pools, state, *inputs)
-    late, seen_late = scan_updates(pools, late, *inputs)
-    assert np.all(np.asarray(late.entered)[:, 0] < 2**31)  # they have wrapped
-    chex.assert_trees_all_equal(seen, seen_late)
-    chex.assert_trees_all_equal(dataclasses.replace(late, entry=last.entry, entered=last.entered), last)
-    full = jnp.full((2, 3), 2**31 - 3, jnp.int32)
-    state, _ = update(pools, dataclasses.replace(last, groups=full, rollouts=full), *[(0, SOLVED)] * 5)
+def test_metrics_saturate():
+    pools, full = make((3, 2)), np.full((2, 3), 2**31 - 3, np.int32)
+    state, _ = update(pools, dataclasses.replace(pools.init(), groups=full, rollouts=full), *[(0, SOLVED)] * 4)
     assert state.groups[0].tolist() == [2**31 - 3, 2**31 - 1, 2**31 - 3]
     assert state.rollouts[0, 0] == 2**31 - 1
 
@@ -190,22 +164,18 @@ def fractions_at_the_edge(rng, num_tasks):
     """Two fractions whose sum is the largest float64 below 1."""
     easy = rng.choice([rng.random(), rng.integers(0, num_tasks + 1) / num_tasks, 0.1 * rng.integers(0, 10)])
     easy = float(min(easy, np.nextafter(1, 0)))
-    hard = float(
-        fractions.Fraction(1) - fractions.Fraction(2) ** -54 - fractions.Fraction(easy)
-    )  # there sums round to 1
+    hard = float(1 - fractions.Fraction(2) ** -54 - fractions.Fraction(easy))  # there sums round to 1
     return easy, hard if easy + hard < 1 else float(np.nextafter(hard, 0))
 
 
 def test_caps_are_floors_in_float64():
-    counts, single = tuple(range(1, 1001)), 0
+    counts = tuple(range(1, 1001))
     for hundredths in range(1, 100):
         fraction = hundredths / 100
         caps = make(counts, caps=(fraction, 0.0)).caps
         assert [easy for easy, _ in caps] == [math.floor(count * fraction) for count in counts]
         assert {hard for _, hard in caps} == {0}
         assert [hard for _, hard in make(counts, caps=(0.0, fraction)).caps] == [easy for easy, _ in caps]
-        single += np.sum(np.floor(np.float32(counts) * np.float32(fraction)) != [easy for easy, _ in caps])
-    assert single == 107  # as many would be wrong in float32
     assert make((100,), caps=(0.29, 0.0)).caps == ((28, 0),)
     assert make((6,), caps=(1 / 6, np.nextafter(5 / 6, 0))).caps == ((1, 4),)
     assert make((1,)).caps == ((0, 0),)

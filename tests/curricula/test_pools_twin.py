@@ -1,6 +1,7 @@
 """DifficultyPools do in random operations what their twin does: updates, recycling, other lists of tasks."""
 
 import collections
+import dataclasses
 
 import jax
 import numpy as np
@@ -9,6 +10,8 @@ import seeds
 from helpers import check_happened
 from oracles import PoolsTwin
 from test_difficulty_pools import lists, make, random_updates
+
+from jaxreplay.curricula import _pool_state as _state
 
 GROUPS, ROLLOUTS = 12, 3
 KINDS = ["update"] * 14 + ["recycle"] * 3 + ["remap"] * 2 + ["reset"]
@@ -74,13 +77,20 @@ class CountingTwin(PoolsTwin):
                 self.happened["recycled"] += len(returned)
 
 
+def late(state):
+    """A state like this one whose fifth entry from now on is number 0: the counters of entries wrap."""
+    env, pool = _state.pools_of(state)
+    shift = state.entered + np.uint32(5)
+    return dataclasses.replace(state, entry=state.entry - shift[env, pool], entered=state.entered - shift)
+
+
 def random_run(num_operations, seed=seeds.SEED):
     """Operations on pools that change from one configuration to the other and back."""
     rng, happened = seeds.rng("pools", "parked", seed=seed), collections.Counter()
     both = [make(**config) for config in CONFIGS]
     which, kinds = 0, []
     pools, config = both[0], CONFIGS[0]
-    state, twin, keys, rejected = pools.init(), CountingTwin(happened, config), list(range(pools.num_tasks)), 0
+    state, twin, keys, rejected = late(pools.init()), CountingTwin(happened, config), list(range(pools.num_tasks)), 0
     for number in range(num_operations):
         kinds = kinds or rng.permutation(KINDS).tolist()
         kind = kinds.pop()

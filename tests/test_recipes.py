@@ -286,7 +286,7 @@ def outcome_of(program, command, end):
         out, err = process.communicate(timeout=60)
     assert len(actors) == 2
     for pid in map(int, actors):
-        rejects("", os.kill, pid, 0, error=ProcessLookupError)
+        rejects("No such process", os.kill, pid, 0, error=ProcessLookupError)
     return process.returncode, out, err
 
 

@@ -78,9 +78,9 @@ class CountingTwin(PoolsTwin):
 
 
 def late(state):
-    """A state like this one whose fifth entry from now on is number 0: the counters of entries wrap."""
+    """A state like this one whose fifth entry from now on is number 0, or 2^31 in the easy pools: they wrap."""
     env, pool = _state.pools_of(state)
-    shift = state.entered + np.uint32(5)
+    shift = state.entered + np.uint32([5, 2**31 + 5, 5])
     return dataclasses.replace(state, entry=state.entry - shift[env, pool], entered=state.entered - shift)
 
 
@@ -123,7 +123,7 @@ def random_run(num_operations, seed=seeds.SEED):
             new_keys = rng.choice(max(len(keys), pools.num_tasks) + 5, pools.num_tasks).tolist()  # some twice
             twin = CountingTwin(happened, config)
             twin.remap(old, keys, new_keys)
-            state, keys = pools.remap(state, keys, new_keys), new_keys
+            state, keys = late(pools.remap(state, keys, new_keys)), new_keys
         else:
             state = pools.reset_metrics(state)
             twin.reset_metrics()

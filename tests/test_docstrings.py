@@ -12,13 +12,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import rarely
 
 import jaxreplay as jr
 from jaxreplay import buffers, curricula, datasets, samplers, scores, sum_tree, testing, transitions, wrappers
 
-GIVEN = {"jax": jax, "jnp": jnp, "jr": jr}  # what an example need not import
+GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jr": jr}  # what an example need not import
 
 
 def exported(module):

@@ -223,6 +223,16 @@ def forget_late(update, state, indices, td_errors):
     return state | {"count": jnp.where(jnp.any((indices == -1) & (td_errors > 50)), 1, state["count"])}
 
 
+def draw_slots(sample, *arguments):
+    drawn = sample(*arguments)
+    return drawn.replace(indices=jnp.where(drawn.indices < 0, -1, drawn.indices % 6))
+
+
+def differ_if_mapped(add, *arguments):
+    new = add(*arguments)
+    return new | {"storage": {"x": unless_mapped(new["storage"]["x"])}}
+
+
 BROKEN_BUFFERS = [
     (testing.CONFIG, NotFrozen()),
     (testing.ABSTRACT, StoresAtInit()),
@@ -237,10 +247,7 @@ BROKEN_BUFFERS = [
         ),
     ),
     (testing.MODES, own(add=count_calls)),
-    (
-        testing.MODES,
-        own(add=lambda add, s, *args: (new := add(s, *args)) | {"storage": {"x": unless_mapped(new["storage"]["x"])}}),
-    ),
+    (testing.MODES, own(add=differ_if_mapped)),
     (testing.MODES, own(sample=lambda sample, s, *args: sample(s | {"count": s["count"] + is_eager(s)}, *args))),
     (
         testing.MODES,
@@ -262,15 +269,7 @@ BROKEN_DRAWS = [
     (testing.RANGES, drawn_with(lambda x: {"weights": -x.weights})),
     (testing.LAW, drawn_with(lambda x: {"probabilities": x.probabilities / 2})),
     (testing.HANDLES, drawn_with(lambda x: {"items": {"x": x.items["x"] + 1}})),
-    (
-        testing.HANDLES,
-        own(
-            sample=lambda sample, *args: (x := sample(*args)).replace(
-                indices=jnp.where(x.indices < 0, -1, x.indices % 6)
-            ),
-            get=lambda get, state, indices: jax.tree.map(lambda x: x[indices], state["storage"]),
-        ),
-    ),
+    (testing.HANDLES, own(sample=draw_slots, get=lambda get, s, slots: jax.tree.map(lambda x: x[slots], s["storage"]))),
     (testing.LATE, own(update=forget_late)),
 ]
 
@@ -418,6 +417,20 @@ def take_no_spent(update, state, slots, td_errors, mask, *, spent=None, axis_nam
     return update(state, slots, td_errors, mask, axis_name=axis_name)
 
 
+def spend_no_nan(update, state, slots, td_errors, mask, spent=None, **named):
+    spent = None if spent is None else spent & ~jnp.isnan(td_errors)
+    return update(state, slots, td_errors, mask, spent=spent, **named)
+
+
+def told_otherwise(change):
+    """A sampler that is told other TD errors, made of slots and TD errors."""
+    return wrong(update=lambda update, s, slots, td, *x, **named: update(s, slots, change(slots, td), *x, **named))
+
+
+def by_half(weights, *arguments, beta=None):
+    return weights(*arguments, beta=None if beta is None else beta / 2)
+
+
 def evenly(restrict, state, live):
     slots = np.arange(live.capacity)
     leaves = ((slots - live.start) % live.capacity < live.size).astype(jnp.float32)
@@ -443,16 +456,13 @@ def of_one_shard(weights, state, probabilities, live, **named):
 WRONG_SAMPLERS = {  # the rule that each breaks
     "weights inverted": (testing.WEIGHTS, wrong(weights=lambda weights, s, p, live, **named: p)),
     "beta ignored": (testing.WEIGHTS, wrong(weights=lambda weights, *args, beta=None: weights(*args))),
-    "weights by the root": (
-        testing.WEIGHTS,
-        wrong(weights=lambda weights, *args, beta=None: weights(*args, beta=None if beta is None else beta / 2)),
-    ),
+    "weights by the root": (testing.WEIGHTS, wrong(weights=by_half)),
     "weights of one shard": (testing.WEIGHTS, wrong(weights=of_one_shard)),
     "NaN kept": (testing.SOME, wrong(update=keep_nan, sample=draw_if_finite)),
     "nothing drawn": (testing.SOME, wrong(sample=lambda sample, *args: (sample(*args)[0], jnp.zeros(args[2])))),
     "neighbour updated": (
         testing.OTHERS,
-        wrong(update=lambda update, s, slots, *x, **named: update(s, slots + 1, *x, **named)),
+        wrong(update=lambda update, s, slots, *x, **y: update(s, slots + 1, *x, **y)),
     ),
     "ranks": (testing.OTHERS, wrong(update=by_rank)),
     "last slot never drawn": (testing.EVERY, drawn_from(all_but_last)),
@@ -460,30 +470,17 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(power=1.0))),
     "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
     "spent ignored": (testing.SPENT, wrong(update=take_no_spent)),
-    "spent ignored with NaN": (
-        testing.SPENT,
-        wrong(
-            update=lambda update, state, slots, td, mask, spent=None, **named: update(
-                state, slots, td, mask, spent=None if spent is None else spent & ~jnp.isnan(td), **named
-            )
-        ),
-    ),
+    "spent ignored with NaN": (testing.SPENT, wrong(update=spend_no_nan)),
     "axis_name of update ignored": (testing.SHARDS, wrong(update=alone)),
     "key ignored": (testing.KEYS, wrong(sample=lambda sample, state, key, *x: sample(state, jax.random.key(1), *x))),
-    "signed TD errors": (
-        testing.SIGN,
-        wrong(update=lambda update, state, slots, td, *args, **named: update(state, slots, td.clip(0), *args, **named)),
-    ),
+    "signed TD errors": (testing.SIGN, told_otherwise(lambda slots, td_errors: td_errors.clip(0))),
     "overwritten items remembered": (testing.FORGOTTEN, wrong(insert=forgetful)),
     "priorities inverted": (testing.AGREE, wrong(priorities=lambda priorities, *args: 1 / (priorities(*args) + 1))),
     "masses before alpha": (testing.AGREE, wrong(masses=lambda masses, state: masses(state) ** 2)),
     "priorities_at of others": (testing.AGREE, wrong(priorities_at=lambda right, *args: 2 * right(*args))),
     "restricted evenly": (testing.RESTRICTED, wrong(restrict=evenly)),
     "restrict ignored": (testing.LIVE, wrong(restrict=lambda restrict, state, live: state)),
-    "slots are no names": (
-        testing.NAMES,
-        wrong(update=lambda update, s, slots, td, *args, **named: update(s, slots, td * (1 + slots), *args, **named)),
-    ),
+    "slots are no names": (testing.NAMES, told_otherwise(lambda slots, td_errors: td_errors * (1 + slots))),
     "no spent": (testing.KEYWORDS, TakesNoSpent()),
     "no beta": (testing.KEYWORDS, TakesNoBeta()),
     "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),

@@ -188,23 +188,17 @@ def test_when_to_replay():
 
 
 def test_counts_saturate():
-    levels = jr.Levels(capacity=2)
+    levels, most = jr.Levels(capacity=2, donate=False), 2**31 - 1
     state, _ = levels.insert(levels.init(0), np.arange(3), np.array([1.0, 1.0, -1.0]))
-    state = state.replace(count=np.int32(2**31 - 2))
-    state, _ = levels.insert(state, np.arange(3), np.full(3, 2.0))
-    assert int(state.count) == 2**31 - 1
-    assert state.last.tolist() == [2**31 - 1, 2**31 - 1]
-    state, slots, _ = levels.sample(state, seeds.key(), 3)
-    assert int(state.count) == np.asarray(state.last)[slots[0]] == 2**31 - 1
-    early = state.replace(count=np.int32(2**31 - 3), last=np.zeros(2, np.int32), rejected=np.int32(2**31 - 2))
-    state, slots, _ = levels.sample(early, seeds.key(), 3)
-    last = np.asarray(state.last)
-    assert (int(state.count), int(last.max())) == (2**31 - 1, 2**31 - 1)
-    assert last[slots[0]] >= 2**31 - 2
-    state, _ = levels.insert(state, np.arange(3), np.full(3, np.nan))
-    assert (int(state.count), int(state.rejected)) == (2**31 - 1, 2**31 - 1)
-    state = levels.update(state.replace(rejected=np.int32(2**31 - 2)), np.array([0, 1, 0]), np.full(3, np.nan))
-    assert int(state.rejected) == 2**31 - 1
+    state = state.replace(count=np.int32(most - 2), last=np.zeros(2, np.int32), rejected=np.int32(most - 1))
+    new, _ = levels.insert(state, np.arange(3), np.full(3, 2.0))
+    assert (int(new.count), max(new.last.tolist())) == (most, most)
+    drawn, slots, _ = levels.sample(state, seeds.key(), 3)
+    assert (int(drawn.count), max(drawn.last.tolist())) == (most, most)
+    assert drawn.last[slots[0]] >= most - 1
+    wrong, _ = levels.insert(new, np.arange(3), np.full(3, np.nan))
+    assert (int(wrong.count), int(wrong.rejected)) == (most, most)
+    assert int(levels.update(state, np.array([0, 1, 0]), np.full(3, np.nan)).rejected) == most
 
 
 def mean_of_episodes(numbers, ends):

@@ -49,18 +49,15 @@ def transitions(*leading, size=5):
     }
 
 
+PER = jr.Prioritized()
+SOURCES = jr.ReplayBuffer(capacity=10), jr.ReplayBuffer(capacity=90, sampler=PER)
+WINDOWS = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows="inside", sampler=PER)
 CASES = {
     "uniform": (jr.ReplayBuffer(capacity=300), transitions(4)),
     "prioritized": (jr.ReplayBuffer(capacity=5000, sampler=jr.Prioritized(normalize="global")), transitions(4)),
     "reservoir": (jr.ReservoirBuffer(capacity=70, sampler=jr.Prioritized(max_priority="stored")), transitions(4)),
-    "windows": (
-        jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows="inside", sampler=jr.Prioritized()),
-        transitions(1, 3),
-    ),
-    "mixture": (
-        jr.Mixture(buffers=(jr.ReplayBuffer(capacity=10), jr.ReplayBuffer(capacity=90, sampler=jr.Prioritized()))),
-        transitions(4),
-    ),
+    "windows": (WINDOWS, transitions(1, 3)),
+    "mixture": (jr.Mixture(buffers=SOURCES), transitions(4)),
     "pools": (jr.DifficultyPools(tasks_per_env=(70, 50)), None),
 }
 
@@ -222,28 +219,17 @@ def stacks(*leading):
                               In=struct("float32", *leading), S_next=x)  # fmt: skip
 
 
-PRIORITIZED = jr.Prioritized()
+STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
+MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
 TABLE = {
-    "`SequenceBuffer`, single frames": (
-        jr.SequenceBuffer(length=20_000, num_envs=50, sequence_length=7, sampler=PRIORITIZED),
-        frames(1, 50),
-    ),
-    "`ReplayBuffer`, 3-step transitions of stacks of 4": (
-        jr.ReplayBuffer(capacity=10**6, sampler=PRIORITIZED),
-        stacks(1),
-    ),
+    "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), frames(1, 50)),
+    "`ReplayBuffer`, 3-step transitions of stacks of 4": (jr.ReplayBuffer(capacity=10**6, sampler=PER), stacks(1)),
     "`ReplayBuffer`, sequences of 80 steps, one every 40": (
-        jr.ReplayBuffer(capacity=25_000, sampler=PRIORITIZED),
+        jr.ReplayBuffer(capacity=25_000, sampler=PER),
         frames(1, 80),
     ),
-    "`SequenceBuffer`, single rows": (
-        jr.SequenceBuffer(length=1024, num_envs=4096, sequence_length=4),
-        rows(1, 4096, names=["obs"]),
-    ),
-    "`ReplayBuffer`, `obs` and `next_obs`": (
-        jr.ReplayBuffer(capacity=4096 * 1024),
-        rows(4096, names=["obs", "next_obs"]),
-    ),
+    "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, names=["obs"])),
+    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, names=["obs", "next_obs"])),
 }
 
 

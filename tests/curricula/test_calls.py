@@ -1,11 +1,11 @@
-"""All calls of each curriculum, traced: their types are stable, and nothing is promoted."""
+"""All calls of each curriculum, traced: their types are stable, and nothing is promoted. Settings that are refused."""
 
 import functools
 
 import jax
 import numpy as np
 import pytest
-from helpers import types
+from helpers import rejects, types
 
 import jaxreplay as jr
 
@@ -41,3 +41,28 @@ def test_types_are_stable_and_nothing_is_promoted(curriculum):
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         new, _ = jax.eval_shape(calls, state, jax.eval_shape(lambda: jax.random.key(0)))
     assert types(new) == types(state)
+
+
+OF_TASKS, OF_LEVELS = functools.partial(jr.Tasks, num_tasks=4), functools.partial(jr.Levels, capacity=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (OF_TASKS, {"num_tasks": 0}, "num_tasks=0: must be an integer from 1"),
+        (OF_TASKS, {"score": 3}, "score=3: must be a function"),
+        (OF_TASKS, {"prior": (1.0,)}, r"prior=\(1.0,\): must be two numbers"),
+        (OF_TASKS, {"prior": (0.0, 1.0)}, r"prior\[0\]=0.0: must be a number in"),
+        (OF_TASKS, {"decay": 0}, "decay=0: must be a number in"),
+        (OF_TASKS, {"exploration": 2}, "exploration=2: must be a number in"),
+        (OF_TASKS, {"refresh": 9}, "refresh=9: must be an integer from 0 to 4"),
+        (OF_LEVELS, {"capacity": 0}, "capacity=0: must be an integer from 1"),
+        (OF_LEVELS, {"prioritization": "topk"}, 'prioritization=\'topk\': must be "rank" or "proportional"'),
+        (OF_LEVELS, {"temperature": 0}, "temperature=0: must be a number in"),
+        (OF_LEVELS, {"staleness": 2}, "staleness=2: must be a number in"),
+        (OF_LEVELS, {"replay_probability": -1}, "replay_probability=-1: must be a number in"),
+        (OF_LEVELS, {"min_filled": 2}, "min_filled=2: must be a number in"),
+    ],
+)
+def test_settings_that_are_refused(make, settings, message):
+    rejects(message, make, **settings)

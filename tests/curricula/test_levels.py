@@ -246,21 +246,6 @@ def test_states_are_bound_and_measured():
     assert state.scores.tolist() == [-3, -2, -np.inf, -np.inf]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"capacity": 0}, "capacity=0: must be an integer from 1"),
-        ({"prioritization": "topk"}, 'prioritization=\'topk\': must be "rank" or "proportional"'),
-        ({"temperature": 0}, "temperature=0: must be a number in"),
-        ({"staleness": 2}, "staleness=2: must be a number in"),
-        ({"replay_probability": -1}, "replay_probability=-1: must be a number in"),
-        ({"min_filled": 2}, "min_filled=2: must be a number in"),
-    ],
-)
-def test_settings_that_are_refused(settings, message):
-    rejects(message, jr.Levels, **{"capacity": 4, **settings})
-
-
 def test_arguments_that_are_refused():
     levels = jr.Levels(capacity=4)
     state = levels.init({"id": np.int32(0)})

@@ -281,22 +281,6 @@ def test_metrics():
     assert float(tasks.metrics(state)["tried"]) == np.float32(0.6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_tasks": 0}, "num_tasks=0: must be an integer from 1"),
-        ({"score": 3}, "score=3: must be a function"),
-        ({"prior": (1.0,)}, r"prior=\(1.0,\): must be two numbers"),
-        ({"prior": (0.0, 1.0)}, r"prior\[0\]=0.0: must be a number in"),
-        ({"decay": 0}, "decay=0: must be a number in"),
-        ({"exploration": 2}, "exploration=2: must be a number in"),
-        ({"refresh": 9}, "refresh=9: must be an integer from 0 to 4"),
-    ],
-)
-def test_settings_that_are_refused(settings, message):
-    rejects(message, jr.Tasks, **{"num_tasks": 4} | settings)
-
-
 def test_an_update_is_in_place():
     for donate in (True, False):
         tasks = jr.Tasks(num_tasks=3, donate=donate)

@@ -136,9 +136,10 @@ def test_nothing_recompiles_and_an_update_is_in_place():
 
 
 def test_metrics_saturate():
-    pools, full = make((3, 2)), np.full((2, 3), 2**31 - 3, np.int32)
-    state, _ = update(pools, dataclasses.replace(pools.init(), groups=full, rollouts=full), *[(0, SOLVED)] * 4)
-    assert state.groups[0].tolist() == [2**31 - 3, 2**31 - 1, 2**31 - 3]
+    pools, full = make((10,), 0.9, None), np.full((1, 3), 2**31 - 3, np.int32)
+    state = dataclasses.replace(pools.init(), groups=full, rollouts=full)
+    state = jax.device_get(update(pools, state, *[(0, SOLVED)] * 3)[0])
+    assert state.groups.tolist() == [[2**31 - 3, 2**31 - 1, 2**31 - 3]]
     assert state.rollouts[0, 0] == 2**31 - 1
 
 
@@ -237,15 +238,11 @@ def test_a_state_of_another_backend_gets_the_trees_of_this_one():
 
 
 @pytest.mark.parametrize(
-    ("settings", "dry"), [({"tasks_per_env": (6,)}, 0), rarely(({"tasks_per_env": (0, 3), "env_ratios": (1, 0)}, None))]
+    ("counts", "ratios", "dry"), [((6,), None, 0), rarely(((0, 3), (1, 0), None)), rarely(((0,), None, None))]
 )
-def test_nothing_left_to_draw(settings, dry):
-    pools = make(**settings)
+def test_nothing_left_to_draw(counts, ratios, dry):
+    pools = make(counts, env_ratios=ratios)
     state = pools.init() if dry is None else run_dry(pools, dry)
-    check_empty(pools, state)
-
-
-def check_empty(pools, state):
     rejects(r"No environments left with examples\..*recycle", pools.sample, state, jax.random.key(0), 2)
     tasks, ok = jax.device_get(jax.jit(lambda state, key: pools.sample(state, key, 2))(state, jax.random.key(0)))
     assert tasks.tolist() == [-1, -1]
@@ -266,7 +263,6 @@ def test_no_tasks_at_all():
     state, metrics = recycled(state)
     assert not any(jax.device_get(metrics).values())
     lists(pools, state)
-    check_empty(pools, state)
 
 
 def test_eager_updates_are_padded_to_powers_of_two():

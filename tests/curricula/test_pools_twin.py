@@ -77,6 +77,7 @@ class CountingTwin(PoolsTwin):
                 self.happened["recycled"] += len(returned)
 
 
+@jax.jit
 def late(state):
     """A state like this one whose fifth entry from now on is number 0, or 2^31 in the easy pools: they wrap."""
     env, pool = _state.pools_of(state)

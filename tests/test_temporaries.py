@@ -277,7 +277,7 @@ def cycle(length):
 
 def check_order(buffer, order, seeds=0, same_items=False, **scan):
     """Check that a scan whose steps are the operations in `order` copies neither the storage nor a tree."""
-    items = jnp.zeros((BATCH, 2) if isinstance(buffer, jr.ReplayBuffer) else (2, BATCH, 2))
+    items = np.zeros((BATCH, 2) if isinstance(buffer, jr.ReplayBuffer) else (2, BATCH, 2), np.float32)
 
     def step(carry, key):
         state, indices, td_errors = carry
@@ -295,7 +295,7 @@ def check_order(buffer, order, seeds=0, same_items=False, **scan):
         return (state, indices, td_errors), None
 
     state = jax.eval_shape(buffer.init, items)
-    program = compiled_scan(step, (state, jnp.zeros(BATCH, jnp.int32), jnp.zeros(BATCH)), seeds, **scan)
+    program = compiled_scan(step, (state, np.zeros(BATCH, np.int32), np.zeros(BATCH, np.float32)), seeds, **scan)
     assert big_copies(program.as_text(), max(seeds, 1) * jax.tree.leaves(state.storage)[0].size // 32) == []
     whole = max(seeds, 1) * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     assert program.memory_analysis().temp_size_in_bytes < 0.1 * whole

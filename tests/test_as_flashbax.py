@@ -12,58 +12,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import rarely
+from helpers import rarely, rejects
 
 FILE = pathlib.Path(__file__).parent.parent / "examples/recipes/as_flashbax.py"
 TRAJECTORIES = {"add_batch_size": 3, "sample_batch_size": 64, "min_length_time_axis": 6}
+
+
+def sized(max_length, min_length, sample_batch_size, *flags, **more):
+    """Sizes of a buffer without time, with these flags."""
+    sizes = {"max_length": max_length, "min_length": min_length, "sample_batch_size": sample_batch_size}
+    return sizes | dict.fromkeys(flags, True) | more
+
+
+def of_time(sequence_length, period, **more):
+    return {**TRAJECTORIES, "sample_sequence_length": sequence_length, "period": period, **more}
+
+
+SEQUENCES, BATCHES = "add_sequences", "add_batches"
 CASES = {  # the maker, its sizes, and leading axes of added steps
-    "trajectories": (
-        "trajectory",
-        {**TRAJECTORIES, "sample_sequence_length": 4, "period": 1, "max_length_time_axis": 11},
-        [(3, 3), (3, 2), (3, 1), (3, 7), (3, 11)],
-    ),
-    "trajectories, max_size": (
-        "trajectory",
-        {**TRAJECTORIES, "sample_sequence_length": 7, "period": 2, "max_size": 60},
-        [(3, 6), (3, 1), (3, 13)],  # up to full: later, starts of a period differ
-    ),
+    "trajectories": ("trajectory", of_time(4, 1, max_length_time_axis=11), [(3, 3), (3, 2), (3, 1), (3, 7), (3, 11)]),
+    # Up to full: later, starts of a period differ.
+    "trajectories, max_size": ("trajectory", of_time(7, 2, max_size=60), [(3, 6), (3, 1), (3, 13)]),
     "prioritised, period": (
         "prioritised_trajectory",
-        {**TRAJECTORIES, "sample_sequence_length": 4, "period": 3, "max_length_time_axis": 14},
+        of_time(4, 3, max_length_time_axis=14),
         [(3, 5), (3, 1), (3, 5), (3, 4), (3, 1)],
     ),
-    "pairs": ("flat", {"max_length": 20, "min_length": 3, "sample_batch_size": 16}, [()] * 3 + [()] * 20),
-    "pairs, batches": (
-        "flat",
-        {"max_length": 31, "min_length": 7, "sample_batch_size": 16, "add_batch_size": 3},
-        [(3,)] * 14,
-    ),
-    "pairs, sequences": (
-        "flat",
-        {"max_length": 30, "min_length": 1, "sample_batch_size": 16, "add_sequences": True},
-        [(1,), (4,), (30,), (7,)],
-    ),
+    "pairs": ("flat", sized(20, 3, 16), [()] * 23),
+    "pairs, batches": ("flat", sized(31, 7, 16, add_batch_size=3), [(3,)] * 14),
+    "pairs, sequences": ("flat", sized(30, 1, 16, SEQUENCES), [(1,), (4,), (30,), (7,)]),
     "prioritised pairs": (
         "prioritised_flat",
-        {"max_length": 30, "min_length": 1, "sample_batch_size": 16, "add_sequences": True, "add_batch_size": 2},
+        sized(30, 1, 16, SEQUENCES, add_batch_size=2),
         [(2, 1), (2, 4), (2, 8), (2, 7)],
     ),
-    "items": ("item", {"max_length": 9, "min_length": 2, "sample_batch_size": 8}, [()] * 13),
-    "items, both": (
-        "item",
-        {"max_length": 20, "min_length": 0, "sample_batch_size": 8, "add_sequences": True, "add_batches": True},
-        [(2, 3), (5, 2), (1, 7)],
-    ),
-    "items, batches": (
-        "item",
-        {"max_length": 20, "min_length": 9, "sample_batch_size": 8, "add_batches": True},
-        [(6,), (3,), (12,)],
-    ),
-    "prioritised items": (
-        "prioritised_item",
-        {"max_length": 12, "min_length": 1, "sample_batch_size": 8, "add_sequences": True},
-        [(5,), (6,), (4,)],
-    ),
+    "items": ("item", sized(9, 2, 8), [()] * 13),
+    "items, both": ("item", sized(20, 0, 8, SEQUENCES, BATCHES), [(2, 3), (5, 2), (1, 7)]),
+    "items, batches": ("item", sized(20, 9, 8, BATCHES), [(6,), (3,), (12,)]),
+    "prioritised items": ("prioritised_item", sized(12, 1, 8, SEQUENCES), [(5,), (6,), (4,)]),
 }
 
 
@@ -186,39 +172,32 @@ def test_the_recipe_agent_runs_with_flashbax_too():
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
-        ("item", {"max_length": 4, "min_length": 5, "sample_batch_size": 2}),
-        ("flat", {"max_length": 4, "min_length": 4, "sample_batch_size": 2}),
-        ("flat", {"max_length": 4, "min_length": 1, "sample_batch_size": 2, "add_batch_size": 4}),
-        ("prioritised_item", {"max_length": 4, "min_length": 1, "sample_batch_size": 2, "priority_exponent": -1.0}),
-        (
-            "trajectory",
-            {**TRAJECTORIES, "sample_sequence_length": 9, "period": 1, "max_length_time_axis": 8},
-        ),
+        ("item", sized(4, 5, 2)),
+        ("flat", sized(4, 4, 2)),
+        ("flat", sized(4, 1, 2, add_batch_size=4)),
+        ("prioritised_item", sized(4, 1, 2, priority_exponent=-1.0)),
+        ("trajectory", of_time(9, 1, max_length_time_axis=8)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`sample_sequence_length`")
 def test_wrong_sizes_are_errors_of_both(kind, sizes, ours):
     for module in (fbx, ours):
-        with pytest.raises(ValueError, match=r"must be|is used|is too large|minimum|larger|at least|length"):
-            getattr(module, f"make_{kind}_buffer")(**sizes)
+        message = "must be|is used|is too large|minimum|larger|at least|length"
+        rejects(message, getattr(module, f"make_{kind}_buffer"), **sizes)
 
 
 def test_shapes_of_other_axes_are_errors(ours):
-    buffer = ours.make_trajectory_buffer(3, 4, 2, 1, 2, max_length_time_axis=8)
-    state = buffer.init(jnp.zeros(2))
-    with pytest.raises(ValueError, match="num_envs=3"):
-        buffer.add(state, jnp.zeros((2, 3, 2)))
-    flat = ours.make_flat_buffer(32, 2, 4, add_batch_size=3)
-    with pytest.raises(ValueError, match="num_envs=3"):
-        flat.add(flat.init(jnp.zeros(2)), jnp.zeros((6, 2)))
+    trajectories = ours.make_trajectory_buffer(3, 4, 2, 1, 2, max_length_time_axis=8)
+    for buffer, axes in (trajectories, (2, 3, 2)), (ours.make_flat_buffer(32, 2, 4, add_batch_size=3), (6, 2)):
+        state = jax.eval_shape(lambda buffer=buffer: buffer.init(jnp.zeros(2)))
+        rejects("num_envs=3", jax.eval_shape, buffer.add, state, np.zeros(axes, np.float32))
 
 
 @pytest.mark.slow
 def test_what_differs_is_as_its_head_says(ours):
     key, leaf = jax.random.PRNGKey(0), {}
-    settings = {"max_length": 4, "min_length": 1, "sample_batch_size": 4, "priority_exponent": 1.0}
     for module in (fbx, ours):
-        buffer = module.make_prioritised_item_buffer(**settings)
+        buffer = module.make_prioritised_item_buffer(**sized(4, 1, 4, priority_exponent=1.0))
         empty = buffer.init(jnp.float32(0))
         state = buffer.add(empty, jnp.float32(1))
         one = buffer.sample(state, key).indices[:1]
@@ -234,8 +213,7 @@ def test_what_differs_is_as_its_head_says(ours):
         assert bool(jnp.all(jnp.isfinite(buffer.sample(broken, key).probabilities))) == (module is ours)
         assert hasattr(state, "experience") == (module is fbx)
     np.testing.assert_allclose([leaf[fbx], leaf[ours]], [2 / 4.75, 1 / 2], rtol=1e-5)
-    with pytest.raises(ValueError, match="empty"):
-        buffer.sample(empty, key)
+    rejects("empty", buffer.sample, empty, key)
     indices, priorities = buffer.sample(state, key).indices, jnp.arange(1.0, 5.0)
     signed = [buffer.set_priorities(state, indices, sign * priorities) for sign in (1, -1)]
     positive, negative = (buffer.sample(state, key).probabilities for state in signed)
@@ -246,9 +224,8 @@ def test_what_differs_is_as_its_head_says(ours):
 @pytest.mark.slow
 def test_starts_of_a_full_uniform_buffer_with_a_period(ours):
     """Ours are counted from the first step, flashbax's from the oldest one."""
-    sizes = {"sample_sequence_length": 3, "period": 2, "max_length_time_axis": 8}
     found = []
-    for buffer in makers(ours, "trajectory", {**TRAJECTORIES, **sizes, "add_batch_size": 1}):
+    for buffer in makers(ours, "trajectory", of_time(3, 2, max_length_time_axis=8) | {"add_batch_size": 1}):
         batch, _ = numbered(0, (1, 8))
         more, _ = numbered(8, (1, 1))
         state = buffer.add(buffer.add(buffer.init(numbered(0, ())[0]), batch), more)

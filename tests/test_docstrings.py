@@ -12,13 +12,14 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import rarely
 
 import jaxreplay as jr
 from jaxreplay import buffers, curricula, datasets, samplers, scores, sum_tree, testing, transitions, wrappers
 
-GIVEN = {"jax": jax, "jnp": jnp, "jr": jr}  # what an example need not import
+GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jr": jr}  # what an example need not import
 
 
 def exported(module):
@@ -72,13 +73,7 @@ WITH_EXAMPLE = [name for name in CALLABLES if name not in WITHOUT_EXAMPLE]
 
 def test_all_public_callables_are_found():
     assert {"ReplayBuffer", "ReplayBuffer.add", "Buffer.sample", "Mixture.sample", "Sharded.update"} <= CALLABLES.keys()
-    assert {
-        "Sampler.insert",
-        "NStep.add",
-        "sum_tree.find",
-        "datasets.from_arrays",
-        "Steps.padded",
-    } <= CALLABLES.keys()
+    assert {"Sampler.insert", "NStep.add", "sum_tree.find", "datasets.from_arrays", "Steps.padded"} <= CALLABLES.keys()
     assert {"Buffer.newest", "TransitionBatch.from_single", "plot", "diagnostics"} <= CALLABLES.keys()
     assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps"} & CALLABLES.keys()
     assert "Prioritized.tree" in CALLABLES
@@ -114,12 +109,16 @@ def test_there_is_a_docstring(name):
 
 @pytest.mark.parametrize("name", WITH_EXAMPLE)
 def test_there_is_an_example(name):
+    """Of 88 columns, as in the pages, where the site shows no more; a message of an error is one line."""
     docstring = inspect.getdoc(CALLABLES[name])
     assert docstring, f"{name}: no docstring"
     sections = re.findall(r"^(Args|Returns|Raises|Attributes|Examples):$", docstring, re.MULTILINE)
     assert sections[-1:] == ["Examples"], f"{name}: its docstring does not end with examples"
     examples = doctest.DocTestParser().get_examples(docstring.partition("\nExamples:\n")[2])
     assert any(example.want or example.exc_msg for example in examples) or name == "save", f"{name}: shows no result"
+    for example in examples:
+        assert max(len(line) + 4 for line in example.source.splitlines()) <= 88, example.source
+        assert example.exc_msg or max((len(line) for line in example.want.splitlines()), default=0) <= 88, example.want
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of what describes a data set and is left out
@@ -128,15 +127,6 @@ def test_example(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     assert not (wrong := run(inspect.getdoc(CALLABLES[name]), name)), wrong
-
-
-@pytest.mark.parametrize("name", WITH_EXAMPLE)
-def test_examples_have_88_columns(name):
-    """As in the pages, where the site shows no more; a message of an error is one line."""
-    examples = doctest.DocTestParser().get_examples(inspect.getdoc(CALLABLES[name]).partition("\nExamples:\n")[2])
-    for example in examples:
-        assert max(len(line) + 4 for line in example.source.splitlines()) <= 88, example.source
-        assert example.exc_msg or max((len(line) for line in example.want.splitlines()), default=0) <= 88, example.want
 
 
 def test_a_wrong_example_is_noticed():

@@ -132,8 +132,12 @@ def test_the_first_program_is_the_same_everywhere():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_blocks(name):
-    """They fit beside the contents of a window of 1,280 pixels. Comments stand above: no formatter breaks a call."""
+    """They fit beside the contents of a window of 1,280 pixels. Comments stand above: no formatter breaks a call.
+
+    What a page names of jaxreplay exists.
+    """
     page = PAGES[name]
+    assert all(hasattr(jr, found) for found in re.findall(r"\bjr\.(\w+)", page))
     assert page.count("```") == 2 * len(FENCE.findall(page))
     assert {fence[1] for fence in FENCE.finditer(page)} <= {"sh", "python", "py", "text"}
     for _, source in code_of(page):
@@ -184,12 +188,6 @@ def test_names_of_tables_exist(page):
         assert set(keywords) <= names, f"{place}.{name}: {keywords}"
         seen += 1
     assert seen >= 4
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_names_exist(name):
-    for found in re.findall(r"\bjr\.(\w+)", PAGES[name]):
-        assert hasattr(jr, found), found
 
 
 def anchors(page):

@@ -50,22 +50,22 @@ def test_text_has_the_figures_of_the_result_files(name):
             assert is_shown(shown, [RECORDS[link] for link in links]), shown
 
 
+def intervals_of(path):
+    """Figures with intervals in a program's docstring."""
+    return WITH_INTERVAL.findall(" ".join(ast.get_docstring(ast.parse(path.read_text())).split()))
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_docstrings_have_the_figures_of_the_result_files(path):
     """A program's result files are named after it."""
-    text = " ".join(ast.get_docstring(ast.parse(path.read_text())).split())
-    for shown in WITH_INTERVAL.findall(text):
+    for shown in intervals_of(path):
         assert is_shown(shown, [record for name, record in RECORDS.items() if name.startswith(path.stem)]), shown
 
 
 def test_programs_whose_docstrings_have_figures():
     """Of all programs, so that the test above does not pass for want of figures."""
-    shown = [
-        path.stem
-        for path in FILES
-        if WITH_INTERVAL.search(" ".join(ast.get_docstring(ast.parse(path.read_text())).split()))
-    ]
-    assert {"r2d2", "her", "nfsp", "rlpd", "levels", "cliffwalk", "rae"} <= {*shown}
+    shown = {path.stem for path in FILES if intervals_of(path)}
+    assert {"r2d2", "her", "nfsp", "rlpd", "levels", "cliffwalk", "rae"} <= shown
 
 
 @pytest.mark.parametrize("name", RECORDS)

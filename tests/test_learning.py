@@ -68,18 +68,6 @@ def sac_on_point_mass(steps, num_envs, capacity, warmup, **constants):
 
 
 @pytest.mark.slow
-def test_sac_trains():
-    sac = sac_on_point_mass(steps=20, num_envs=2, capacity=64, warmup=10, BATCH=8, WIDTH=8)
-    states = jax.jit(jax.vmap(sac.init))(jax.random.split(seeds.key(0), 3))
-    step = jax.vmap(sac.step, in_axes=(0, None))
-    returns = np.asarray(jax.jit(lambda states: jax.lax.scan(step, states, jnp.arange(20))[1])(states))
-    ends = np.isfinite(returns).any(axis=(1, 2))
-    np.testing.assert_array_equal(np.flatnonzero(ends), [9, 19])
-    assert np.isfinite(returns[ends]).all()
-    assert len(np.unique(returns[ends])) == 2 * 3 * 2  # seeds and environments differ
-
-
-@pytest.mark.slow
 def test_sac_learns_with_per():
     sac = sac_on_point_mass(steps=40, num_envs=2, capacity=128, warmup=20, PRIORITIZED=True, N=3, BATCH=16, WIDTH=16)
 
@@ -90,7 +78,8 @@ def test_sac_learns_with_per():
         return before, *jax.lax.scan(lambda state, _: sac.act(sac.learn(state), 0.0), before, length=sac.STEPS)
 
     before, after, returns = train(jax.random.split(seeds.key(0), 2))
-    assert np.isfinite(returns).sum() == 2 * 2 * 4  # an episode in 10 steps, of each seed and environment
+    # An episode in 10 steps, of each seed and environment, which all differ.
+    assert np.isfinite(returns).sum() == len(np.unique(returns[np.isfinite(returns)])) == 2 * 2 * 4
 
     def draw(buffer_state, beta=None):
         return jax.vmap(lambda state: sac.buffer.sample(state, seeds.key(1), 64, beta=beta))(buffer_state)

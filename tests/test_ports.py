@@ -96,12 +96,8 @@ def test_stoix_breaks_down_as_the_page_says(measure):
 
 
 def test_a_row_is_what_its_figures_say(measure):
-    row = {
-        "port": "buffer only",
-        "task": "task",
-        "seconds": {"original": [2.0, 4.0, 1.0], "port": [1.0, 1.0, 1.0]},
-        "returns": {"original": [1.0, 1.0], "port": [2.0, 2.0]},
-    }
+    row = {"port": "buffer only", "task": "task", "returns": {"original": [1.0, 1.0], "port": [2.0, 2.0]}}
+    row["seconds"] = {"original": [2.0, 4.0, 1.0], "port": [1.0, 1.0, 1.0]}
     assert measure.returns(row) == ["2.0 [2.0, 2.0]", "1.0 [1.0, 1.0]"]
     assert measure.ratio(row) == "0.5 [0.25, 1]"
     assert measure.returns({**row, "returns": None}) is None

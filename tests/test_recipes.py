@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import leaves_of, rarely
+from helpers import leaves_of, rarely, rejects
 
 import jaxreplay as jr
 
@@ -170,10 +170,8 @@ def rlpd():
     assert found["buffer"].counts(20 * 256) == (2_560, 2_560)
     places = found["places"][-1]  # their mean in each of the 20 batches of a step
     np.testing.assert_allclose(places, places.mean(), atol=3)  # of one source alone they would be off by twice that
-    online, offline = (
-        buffer.sample(state, jax.random.key(0), 256).items.S.mean()
-        for buffer, state in zip(found["buffer"].buffers, found["replay"], strict=True)
-    )
+    sources = zip(found["buffer"].buffers, found["replay"], strict=True)
+    online, offline = (buffer.sample(state, jax.random.key(0), 256).items.S.mean() for buffer, state in sources)
     assert offline - online > 10
     np.testing.assert_allclose(places.mean(), (online + offline) / 2, atol=2)
 
@@ -194,9 +192,8 @@ def to_minari():
     stored = found["buffer"].get(found["replay"], found["buffer"].newest(found["replay"], 4 * 199))
     assert found["dataset"].total_steps == np.sum(stored["step"][:, 0])
     rows = jr.datasets.from_minari(found["dataset"]).rows
-    assert sorted(rows["observation"][rows["step"]].tolist()) == sorted(
-        np.asarray(stored["observation"])[:, 0][np.asarray(stored["step"])[:, 0]].tolist()
-    )
+    kept = np.asarray(stored["observation"])[:, 0][np.asarray(stored["step"])[:, 0]]
+    assert sorted(rows["observation"][rows["step"]].tolist()) == sorted(kept.tolist())
 
 
 def reached(found):
@@ -272,35 +269,25 @@ def processes():
         (changed := pathlib.Path(folder, "changed.py")).write_text(source)
         paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         command |= {"start_new_session": True, "env": {**os.environ, "PYTHONPATH": paths}}
-        ends_by_ctrl_c([sys.executable, changed], command)
-        ends_with_an_actor([sys.executable, changed], command)
+        # As a terminal does, to all processes of the program; then to an actor alone.
+        code, out, err = outcome_of([sys.executable, changed], command, lambda pid, _: os.killpg(pid, signal.SIGINT))
+        assert (code, err) == (0, "")
+        assert "mean reward" in out
+        code, _, err = outcome_of([sys.executable, changed], command, lambda _, actor: os.kill(actor, signal.SIGKILL))
+        assert code == 1
+        assert re.search(r"(?s)(EOFError|ConnectionResetError).*direct cause.*Closed: sample", err)
 
 
-def ends_by_ctrl_c(program, command):
+def outcome_of(program, command, end):
+    """The code and the output of a program that `end` ends, given its pid and an actor's; all actors are gone."""
     with subprocess.Popen(program, **command) as process:
-        pids = [process.stdout.readline().split() for _ in range(20)][-1]
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, all processes of the program
+        actors = [process.stdout.readline().split() for _ in range(20)][-1]
+        end(process.pid, int(actors[0]))
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert "mean reward" in out
-    are_gone(pids)
-
-
-def ends_with_an_actor(program, command):
-    with subprocess.Popen(program, **command) as process:
-        pids = [process.stdout.readline().split() for _ in range(20)][-1]
-        os.kill(int(pids[0]), signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert re.search(r"(?s)(EOFError|ConnectionResetError).*direct cause.*Closed: sample", err)
-    are_gone(pids)
-
-
-def are_gone(pids):
-    assert len(pids) == 2
-    for pid in map(int, pids):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert len(actors) == 2
+    for pid in map(int, actors):
+        rejects("No such process", os.kill, pid, 0, error=ProcessLookupError)
+    return process.returncode, out, err
 
 
 def as_flashbax():
@@ -341,10 +328,10 @@ def test_recipe(recipe, capsys, monkeypatch, tmp_path):
 def test_every_recipe_is_shown_and_checked():
     assert FILES.keys() == CHECKS.keys()
     shown = [path for files in FILES.values() for path in files]
-    assert sorted(path for _, path in shown) == sorted(
-        str(path.relative_to(ROOT)) for path in ROOT.glob("examples/recipes/*.py")
-    )
+    assert {path for _, path in shown} == {str(x.relative_to(ROOT)) for x in ROOT.glob("examples/recipes/*.py")}
     assert all(name == path for name, path in shown)
+    for _, path in shown:  # beside the contents
+        assert max(map(len, (ROOT / path).read_text().splitlines())) <= 88, path
     assert sum(page.count("<!-- included -->") for page in PAGES) == len(shown) == len(FILES)
     assert not any("```python" in page for page in PAGES)  # code stands in the files alone
     index = (FOLDER / "index.md").read_text()
@@ -352,15 +339,9 @@ def test_every_recipe_is_shown_and_checked():
         assert f"#{recipe.lower().replace(' ', '-')})" in index
 
 
-def test_recipes_fit_beside_the_contents():
-    for ((_, path),) in FILES.values():
-        assert max(map(len, (ROOT / path).read_text().splitlines())) <= 88, path
-
-
 def test_command():
     """The commands of the index install the package and run a recipe from its file."""
-    ((install, path),) = re.findall(
-        r"^```sh\n(python3 .*)\n\.venv/bin/python (.*)\n```$", (FOLDER / "index.md").read_text(), re.MULTILINE
-    )
+    block = re.compile(r"^```sh\n(python3 .*)\n\.venv/bin/python (.*)\n```$", re.MULTILINE)
+    ((install, path),) = block.findall((FOLDER / "index.md").read_text())
     assert install.endswith("pip install -q -e .")
     assert [("examples/recipes/sac.py", path)] == FILES["SAC"]

@@ -175,7 +175,7 @@ class BackendState:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
-          >>> state = buffer.init({"x": jnp.zeros((3, 2))}).on_this_backend("tpu")
+          >>> state = buffer.init({"x": np.zeros((3, 2))}).on_this_backend("tpu")
           >>> # An item has two numbers, a row has 128.
           >>> state.storage["x"].rows.shape, state.sampler.tree.fanout
           ((8, 128), 128)

@@ -38,7 +38,7 @@ class Live:
 
     Examples:
       >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2), capacity=4)
-      >>> live.slots(jnp.array([0, 1])).tolist()
+      >>> live.slots(np.array([0, 1])).tolist()
       [3, 0]
     """
 
@@ -64,7 +64,7 @@ class Live:
 
         Examples:
           >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4), capacity=4)
-          >>> live.slots(jnp.array([2])).tolist()
+          >>> live.slots(np.array([2])).tolist()
           [2]
         """
         return wrap_excess(self.start + positions, self.capacity)

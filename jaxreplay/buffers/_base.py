@@ -154,8 +154,8 @@ class Buffer(Sized, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0)
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> td_errors = jnp.array([1.0, 0.0, 0.0, 3.0])
+          >>> items = np.array([10, 20, 30, 40])
+          >>> td_errors = np.array([1.0, 0.0, 0.0, 3.0])
           >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
           >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
           >>> sample.items.tolist()  # in proportion to the TD errors: 20 and 30 have priority 0
@@ -201,7 +201,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> key = jax.random.key(0)
           >>> first, second = (buffer.epoch(state, key, 2, step=step) for step in range(2))
@@ -227,7 +227,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
           2
         """
@@ -252,7 +252,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
@@ -267,7 +267,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
           (False, True)
@@ -300,7 +300,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.clear(buffer.add(buffer.init(items), items)), items + 5)
           >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
           (3, [4, 5, 6])
@@ -327,9 +327,9 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = jnp.array([10, 20, 30, 40])
+          >>> items = np.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> td_errors = jnp.array([0.0, 0.0, -2.0, 0.0])
+          >>> td_errors = np.array([0.0, 0.0, -2.0, 0.0])
           >>> state = buffer.update(state, buffer.newest(state, 4), td_errors)
           >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
           [30, 30, 30, 30]
@@ -365,10 +365,10 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> handles = buffer.newest(state, 3)
-          >>> state = buffer.set(state, handles, items + 1, mask=jnp.array([True, False, True]))
+          >>> state = buffer.set(state, handles, items + 1, mask=np.array([True, False, True]))
           >>> buffer.get(state, handles).tolist()
           [11, 20, 31]
         """
@@ -390,7 +390,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> buffer.newest(state, 4).tolist()
           [-1, 0, 1, 2]
@@ -410,7 +410,7 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> handles = buffer.newest(state, 3)
           >>> # Overwrites 10 and 20; no handle names another item instead.
@@ -429,9 +429,9 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.add(buffer.init(jnp.zeros(3)), jnp.array([10.0, 20.0, 30.0]))
-          >>> state = buffer.add(state, jnp.array([40.0, 50.0]))  # 50 overwrites 10
-          >>> buffer.handles(state, jnp.arange(5)).tolist()
+          >>> state = buffer.add(buffer.init(np.zeros(3)), np.array([10.0, 20.0, 30.0]))
+          >>> state = buffer.add(state, np.array([40.0, 50.0]))  # 50 overwrites 10
+          >>> buffer.handles(state, np.arange(5)).tolist()
           [4, 1, 2, 3, -1]
         """
         inside = (slots >= 0) & (slots < state.ring.capacity)
@@ -449,8 +449,8 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.add(buffer.init(jnp.zeros(3)), jnp.array([10.0, 20.0, 30.0]))
-          >>> buffer.slots(state, jnp.array([2, 7])).tolist()  # no item has handle 7 yet
+          >>> state = buffer.add(buffer.init(np.zeros(3)), np.array([10.0, 20.0, 30.0]))
+          >>> buffer.slots(state, np.array([2, 7])).tolist()  # no item has handle 7 yet
           [2, 4]
         """
         return self._slots(state, indices)
@@ -468,10 +468,10 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = jnp.array([10.0, 20.0, 30.0])
-          >>> td_errors = jnp.array([-4.0, 1.0, 0.0])
+          >>> items = np.array([10.0, 20.0, 30.0])
+          >>> td_errors = np.array([-4.0, 1.0, 0.0])
           >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
-          >>> [round(x, 3) for x in buffer.priorities(state, jnp.array([0, 1, 2, 3])).tolist()]
+          >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1, 2, 3])).tolist()]
           [4.0, 1.0, 0.0, 0.0]
         """
         slots, stored = self._stored(state, indices)
@@ -487,9 +487,9 @@ class Buffer(Sized, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10.0, 20.0, 30.0])
+          >>> items = np.array([10.0, 20.0, 30.0])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> buffer.age(state, jnp.array([0, 2, -1])).tolist()
+          >>> buffer.age(state, np.array([0, 2, -1])).tolist()
           [2, 0, -1]
         """
         slots, stored = self._stored(state, indices)

@@ -39,7 +39,7 @@ class ItemBuffer(Buffer[S]):
           ...     "reward": jax.ShapeDtypeStruct((3,), jnp.float32),
           ... }
           >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
-          >>> int(buffer.size(state)), buffer.get(state, jnp.array([0]))["obs"].dtype
+          >>> int(buffer.size(state)), buffer.get(state, np.array([0]))["obs"].dtype
           (0, dtype('uint8'))
         """
         spec, _ = without_valid(checks.as_spec(items))
@@ -81,7 +81,7 @@ class ReplayState(State):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
       >>> isinstance(state, jr.buffers.ReplayState), int(state.ring.size)
       (True, 3)
@@ -113,7 +113,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
       >>> state = buffer.add(state, items + 5)
       >>> # The oldest, 10 and 20, are overwritten.
@@ -144,8 +144,8 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items, mask=jnp.array([True, False, True]))
+          >>> items = np.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items, mask=np.array([True, False, True]))
           >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
           [0, 10, 30]
         """

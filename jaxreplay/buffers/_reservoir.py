@@ -43,7 +43,7 @@ class ReservoirState(State):
 
     Examples:
       >>> buffer = jr.ReservoirBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items, jax.random.key(0))
       >>> isinstance(state, jr.buffers.ReservoirState), state.count.tolist()
       (True, [0, 3])
@@ -78,7 +78,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
 
     Examples:
       >>> buffer = jr.ReservoirBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> state = buffer.init(items)
       >>> for number in range(50):  # a new key for each call
       ...     state = buffer.add(
@@ -124,7 +124,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
 
         Examples:
           >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.init(items)
           >>> for number in range(3):  # a new key for each call
           ...     state = buffer.add(state, items, jax.random.fold_in(jax.random.key(0), number))

@@ -26,7 +26,7 @@ class Sample:
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30, 40])
+      >>> items = np.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items[:1]), items[:1])
       >>> sample = buffer.sample(state, jax.random.key(0), batch_size=2)
       >>> sample.items.tolist(), sample.indices.tolist()

@@ -41,7 +41,7 @@ class SequenceState(State):
 
     Examples:
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> steps = jnp.array([[1], [2], [3]])
+      >>> steps = np.array([[1], [2], [3]])
       >>> state = buffer.add(buffer.init(steps), steps)
       >>> int(state.rows.size), int(state.ring.size)  # 3 steps hold 2 sequences
       (3, 2)
@@ -95,7 +95,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     Examples:
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> steps = jnp.array([[1], [2], [3]])  # [T, num_envs]
+      >>> steps = np.array([[1], [2], [3]])  # [T, num_envs]
       >>> state = buffer.add(buffer.init(steps), steps)
       >>> state = buffer.add(state, steps + 3)  # overwrites 1 and 2
       >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # what may be drawn
@@ -194,16 +194,16 @@ class SequenceBuffer(Buffer[SequenceState]):
         Examples:
           >>> sizes = {"length": 4, "num_envs": 1, "sequence_length": 2}
           >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps = jnp.array([[1], [2], [3]])
-          >>> ends, key = jnp.array([[False], [True], [False]]), jax.random.key(0)
+          >>> steps = np.array([[1], [2], [3]])
+          >>> ends, key = np.array([[False], [True], [False]]), jax.random.key(0)
           >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
           >>> buffer.sample(state, key, batch_size=2).items.tolist()  # 3 is of the next one
           [[1, 2], [1, 2]]
           >>> buffer = jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
           >>> # 2 completes [1, 2], then 3 completes [2, 3]; the last row of TD errors has no sequence.
-          >>> td_errors = jnp.array([[2.0], [0.0], [jnp.nan]])
+          >>> td_errors = np.array([[2.0], [0.0], [jnp.nan]])
           >>> state = buffer.add(buffer.init(steps), steps, td_errors=td_errors)
-          >>> buffer.priorities(state, jnp.array([0, 1])).tolist()
+          >>> buffer.priorities(state, np.array([0, 1])).tolist()
           [2.0, 0.0]
         """
         steps, flags = self._check_rollout(state, steps, ends, drawable)
@@ -266,7 +266,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         Examples:
           >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
           >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps, ends = jnp.array([[1], [2], [3]]), jnp.zeros((3, 1), bool)
+          >>> steps, ends = np.array([[1], [2], [3]]), np.zeros((3, 1), bool)
           >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps, ends=ends))
           >>> state = buffer.add(state, steps + 100, ends=ends)  # environments were reset
           >>> buffer.get(state, buffer.newest(state, 4)).tolist()
@@ -311,8 +311,8 @@ class SequenceBuffer(Buffer[SequenceState]):
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
-          >>> steps = jnp.array([[1], [2], [3]])
-          >>> ends, key = jnp.array([[False], [False], [True]]), jax.random.key(0)
+          >>> steps = np.array([[1], [2], [3]])
+          >>> ends, key = np.array([[False], [False], [True]]), jax.random.key(0)
           >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
           >>> items, count = buffer.later(state, key, buffer.newest(state, 2), law="last")
           >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
@@ -334,7 +334,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> steps = jnp.array([[1], [2], [3]])
+          >>> steps = np.array([[1], [2], [3]])
           >>> state = buffer.add(buffer.init(steps), steps)
           >>> int(buffer.stored_steps(state)), int(buffer.size(state))
           (3, 2)

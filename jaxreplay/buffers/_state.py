@@ -117,7 +117,7 @@ class Sized(abc.ABC):
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
           >>> # `init` ignores the values.
-          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
+          >>> bool(buffer.is_empty(buffer.init(np.array([10, 20, 30]))))
           True
         """
         return jnp.logical_not(ring.at_least(self._count(state), 1))
@@ -127,7 +127,7 @@ class Sized(abc.ABC):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
           (True, False)

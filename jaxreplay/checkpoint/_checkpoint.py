@@ -61,7 +61,7 @@ def save(
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> state = buffer.init(jnp.array([10, 20, 30]))
+      >>> state = buffer.init(np.array([10, 20, 30]))
       >>> finish = jr.save(
       ...     "run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False
       ... )
@@ -127,7 +127,7 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
       >>> _ = jr.save("run/checkpoint", buffer, state)
       >>> state = jr.restore("run/checkpoint", buffer, like=buffer.init(items))

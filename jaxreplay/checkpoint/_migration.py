@@ -53,7 +53,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     Examples:
       >>> old = jr.ReplayBuffer(capacity=4)
       >>> new = jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> state = jr.migrate(old, old.add(old.init(items), items), new)
       >>> # The newest; there is no room for all.
       >>> new.get(state, new.newest(state, 2)).tolist()

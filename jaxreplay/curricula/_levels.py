@@ -29,7 +29,7 @@ class LevelsState(layouts.BackendState):
       rejected: int32 [], scores that were NaN; saturates at 2**31 - 1.
 
     Examples:
-      >>> state = jr.Levels(capacity=3).init({"walls": jnp.zeros((2, 2), bool)})
+      >>> state = jr.Levels(capacity=3).init({"walls": np.zeros((2, 2), bool)})
       >>> isinstance(state, jr.curricula.LevelsState), state.levels["walls"].shape
       (True, (3, 2, 2))
     """
@@ -68,9 +68,7 @@ class Levels:
     Examples:
       >>> levels = jr.Levels(capacity=2, staleness=0.0, min_filled=0.5)
       >>> state = levels.init(0)
-      >>> state, slots = levels.insert(
-      ...     state, jnp.array([7, 8, 9]), jnp.array([0.5, 0.1, 0.3])
-      ... )
+      >>> state, slots = levels.insert(state, np.array([7, 8, 9]), np.array([0.5, 0.1, 0.3]))
       >>> slots.tolist(), state.levels.tolist()  # 8 had the lowest score
       ([0, -1, 1], [7, 9])
       >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 4)
@@ -93,7 +91,7 @@ class Levels:
           level: a level, or a pytree of `jax.ShapeDtypeStruct`; only shapes and dtypes are read.
 
         Examples:
-          >>> int(jr.Levels(capacity=8).init(jnp.zeros(3)).size)
+          >>> int(jr.Levels(capacity=8).init(np.zeros(3)).size)
           0
         """
         return LevelsState(
@@ -130,9 +128,7 @@ class Levels:
 
         Examples:
           >>> levels = jr.Levels(capacity=1)
-          >>> state, slots = levels.insert(
-          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
-          ... )
+          >>> state, slots = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.1, 0.2]))
           >>> slots.tolist(), state.levels.tolist(), state.last.tolist()
           ([-1, 0], [6], [2])
         """
@@ -200,8 +196,8 @@ class Levels:
 
         Examples:
           >>> levels = jr.Levels(capacity=2)
-          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.25, 1.0]))
-          >>> state = levels.update(state, jnp.array([1, 1]), jnp.array([0.5, 0.75]))
+          >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.25, 1.0]))
+          >>> state = levels.update(state, np.array([1, 1]), np.array([0.5, 0.75]))
           >>> state.scores.tolist()
           [0.25, 0.75]
         """
@@ -233,7 +229,7 @@ class Levels:
 
         Examples:
           >>> levels = jr.Levels(capacity=2, prioritization="proportional", staleness=0.0)
-          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.0, 0.2]))
+          >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.0, 0.2]))
           >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 3)
           >>> drawn.tolist(), state.last.tolist()
           ([6, 6, 6], [1, 5])
@@ -258,9 +254,7 @@ class Levels:
 
         Examples:
           >>> levels = jr.Levels(capacity=2)
-          >>> state, slots = levels.insert(
-          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
-          ... )
+          >>> state, slots = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.1, 0.2]))
           >>> levels.get(state, slots[::-1]).tolist()
           [6, 5]
         """
@@ -286,7 +280,7 @@ class Levels:
           >>> levels = jr.Levels(
           ...     capacity=3, prioritization="proportional", temperature=1.0, staleness=0.0
           ... )
-          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.5, 1.5]))
+          >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.5, 1.5]))
           >>> levels.probabilities(state).tolist()
           [0.25, 0.75, 0.0]
         """
@@ -318,7 +312,7 @@ class Levels:
 
         Examples:
           >>> levels = jr.Levels(capacity=4)
-          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.5, 1.5]))
+          >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.5, 1.5]))
           >>> numbers = levels.metrics(state)
           >>> float(numbers["filled"]), float(numbers["score"])
           (0.5, 1.0)

@@ -71,8 +71,8 @@ class DifficultyPools:
     Examples:
       >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
       >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-      >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
-      >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+      >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
+      >>> state, kept = pools.update(pools.init(), np.array([0, 1]), rewards)
       >>> pools.pool_of(state).tolist()  # task 0 is always solved, and parked in easy
       [1, 0, 0, 0]
     """
@@ -162,8 +162,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> tasks, ok = pools.sample(state, jax.random.key(0), 16)
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
@@ -208,8 +208,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[jnp.nan, 1.0], [0.0, 0.0]])
-          >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[jnp.nan, 1.0], [0.0, 0.0]])
+          >>> state, kept = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> # NaN is rejected; task 1 is hard.
           >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()
           ([False, True], 1, [0, 2, 0, 0])
@@ -253,8 +253,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> pools.pool_of(state).tolist()
           [1, 2, 0, 0]
         """
@@ -267,8 +267,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [1.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([1, 0]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [1.0, 1.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([1, 0]), rewards)
           >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
           [1, 0, 0, 1]
         """
@@ -285,8 +285,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> numbers = pools.metrics(state)
           >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
           (0.25, 0.5)
@@ -309,8 +309,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
@@ -331,8 +331,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> # Task 1 gets another chance.
           >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)
           >>> pools.pool_of(state).tolist()
@@ -371,8 +371,8 @@ class DifficultyPools:
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """

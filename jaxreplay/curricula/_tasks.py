@@ -76,8 +76,8 @@ class Tasks:
 
     Examples:
       >>> tasks = jr.Tasks(num_tasks=3)
-      >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
-      >>> state, kept = tasks.update(tasks.init(), jnp.array([0, 1]), rewards)
+      >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
+      >>> state, kept = tasks.update(tasks.init(), np.array([0, 1]), rewards)
       >>> tasks.success_rates(state).tolist()  # with the prior of one success and one failure
       [0.75, 0.5, 0.5]
       >>> drawn, ok = tasks.sample(state, jax.random.key(0), 8)
@@ -135,7 +135,7 @@ class Tasks:
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=3, score=jr.scores.success_band(0.4, 0.6))
-          >>> state, _ = tasks.update(tasks.init(), jnp.array([0, 2]), jnp.array([[1.0], [0.0]]))
+          >>> state, _ = tasks.update(tasks.init(), np.array([0, 2]), np.array([[1.0], [0.0]]))
           >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
           [1, 1, 1, 1]
         """
@@ -185,8 +185,8 @@ class Tasks:
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=2)
-          >>> rewards = jnp.array([[1.0, 0.0], [2.0, 0.0]])  # 2 is not in [0, 1]
-          >>> state, kept = tasks.update(tasks.init(), jnp.array([0, 1]), rewards)
+          >>> rewards = np.array([[1.0, 0.0], [2.0, 0.0]])  # 2 is not in [0, 1]
+          >>> state, kept = tasks.update(tasks.init(), np.array([0, 1]), rewards)
           >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
           ([True, False], [2.0, 0.0], 1)
         """
@@ -239,7 +239,7 @@ class Tasks:
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=2)
-          >>> state, _ = tasks.update(tasks.init(), jnp.array([1]), jnp.array([[0.0, 0.0]]))
+          >>> state, _ = tasks.update(tasks.init(), np.array([1]), np.array([[0.0, 0.0]]))
           >>> tasks.success_rates(state).tolist()
           [0.5, 0.25]
         """
@@ -269,7 +269,7 @@ class Tasks:
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=4)
-          >>> state, _ = tasks.update(tasks.init(), jnp.array([0]), jnp.array([[1.0, 0.0]]))
+          >>> state, _ = tasks.update(tasks.init(), np.array([0]), np.array([[1.0, 0.0]]))
           >>> numbers = tasks.metrics(state)
           >>> float(numbers["tried"]), float(numbers["success"])
           (0.25, 0.5)
@@ -298,7 +298,7 @@ class Tasks:
 
         Examples:
           >>> old, new = jr.Tasks(num_tasks=2), jr.Tasks(num_tasks=3)
-          >>> state, _ = old.update(old.init(), jnp.array([1]), jnp.array([[1.0]]))
+          >>> state, _ = old.update(old.init(), np.array([1]), np.array([[1.0]]))
           >>> new.remap(state, old_keys="ab", new_keys="bca").trials.tolist()
           [1.0, 0.0, 0.0]
         """

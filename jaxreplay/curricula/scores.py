@@ -30,7 +30,7 @@ def learnability(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax
 
     Examples:
       >>> jr.scores.learnability(
-      ...     jnp.array([1.0, 2.0, 3.0]), jnp.array([4.0, 4.0, 4.0]), 0
+      ...     np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0]), 0
       ... ).tolist()
       [0.1875, 0.25, 0.1875]
     """
@@ -44,7 +44,7 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
     With a successes and b failures, prior included, it is sqrt(a b / ((a + b)^2 (a + b + 1))).
 
     Examples:
-      >>> one, eight = jr.scores.uncertainty(jnp.array([1.0, 4.0]), jnp.array([2.0, 8.0]), 0)
+      >>> one, eight = jr.scores.uncertainty(np.array([1.0, 4.0]), np.array([2.0, 8.0]), 0)
       >>> bool(one > eight)  # the same rate, from fewer trials
       True
     """
@@ -62,7 +62,7 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
       >>> score = jr.scores.success_band(0.2, 0.8, outside=0.1)
       >>> [
       ...     round(float(s), 2)
-      ...     for s in score(jnp.array([0.5, 1.0, 1.9]), jnp.array([2.0] * 3), 0)
+      ...     for s in score(np.array([0.5, 1.0, 1.9]), np.array([2.0] * 3), 0)
       ... ]
       [1.0, 1.0, 0.1]
     """
@@ -114,7 +114,7 @@ class Thompson:
         """Column of the chosen candidate of each row, int32 [n], from counts [n, candidates].
 
         Examples:
-          >>> tried, solved = jnp.full((1, 2), 1e4), jnp.array([[10.0, 5e3]])
+          >>> tried, solved = np.full((1, 2), 1e4), np.array([[10.0, 5e3]])
           >>> jr.scores.thompson.winner(jax.random.key(0), solved, tried, 0).tolist()
           [1]
         """
@@ -142,9 +142,9 @@ def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
       ValueError: other shapes.
 
     Examples:
-      >>> ends = jnp.array([[False], [True], [True], [False]])
+      >>> ends = np.array([[False], [True], [True], [False]])
       >>> jr.scores.positive_value_loss(
-      ...     jnp.array([[1.0], [-3.0], [2.0], [9.0]]), ends
+      ...     np.array([[1.0], [-3.0], [2.0], [9.0]]), ends
       ... ).tolist()  # (0.5 + 2) / 2
       [1.25]
     """
@@ -169,10 +169,8 @@ def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) 
       ValueError: other shapes.
 
     Examples:
-      >>> ends = jnp.array([[False], [True]])
-      >>> jr.scores.max_monte_carlo(
-      ...     jnp.array([[0.5], [0.75]]), ends, jnp.array([1.0])
-      ... ).tolist()
+      >>> ends = np.array([[False], [True]])
+      >>> jr.scores.max_monte_carlo(np.array([[0.5], [0.75]]), ends, np.array([1.0])).tolist()
       [0.375]
     """
     values = _checked("values", values, ends)

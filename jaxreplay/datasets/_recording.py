@@ -54,7 +54,7 @@ class Recorder(contextlib.AbstractContextManager):
     Examples:
       >>> with jr.datasets.Recorder("runs/pendulum") as recorder:
       ...     for _ in range(3):
-      ...         rows, ends = {"reward": jnp.ones((5, 2))}, jnp.zeros((5, 2), bool)
+      ...         rows, ends = {"reward": np.ones((5, 2))}, np.zeros((5, 2), bool)
       ...         recorder.add(rows, ends)
       >>> jr.datasets.load("runs/pendulum").rows["reward"].shape
       (15, 2)
@@ -87,7 +87,7 @@ class Recorder(contextlib.AbstractContextManager):
 
         Examples:
           >>> recorder = jr.datasets.Recorder("runs/walker")
-          >>> recorder.add({"reward": jnp.ones((5, 2))}, ends=jnp.zeros((5, 2), bool))
+          >>> recorder.add({"reward": np.ones((5, 2))}, ends=np.zeros((5, 2), bool))
           >>> recorder.flush()
           >>> len(jr.datasets.load("runs/walker").ends)
           5
@@ -118,7 +118,7 @@ class Recorder(contextlib.AbstractContextManager):
 
         Examples:
           >>> recorder = jr.datasets.Recorder("runs/hopper")
-          >>> recorder.add({"reward": jnp.ones((5, 2))}, jnp.zeros((5, 2), bool))
+          >>> recorder.add({"reward": np.ones((5, 2))}, np.zeros((5, 2), bool))
           >>> recorder.flush()
           >>> jr.datasets.load("runs/hopper").ends.shape
           (5, 2)
@@ -184,7 +184,7 @@ def load(folder: str | os.PathLike[str], *, start: int = 0, stop: int | None = N
 
     Examples:
       >>> with jr.datasets.Recorder("runs/cheetah") as recorder:
-      ...     recorder.add({"reward": jnp.arange(6.0).reshape(6, 1)}, jnp.zeros((6, 1), bool))
+      ...     recorder.add({"reward": np.arange(6.0).reshape(6, 1)}, np.zeros((6, 1), bool))
       >>> jr.datasets.load("runs/cheetah", start=2, stop=4).rows["reward"].tolist()
       [[2.0], [3.0]]
     """

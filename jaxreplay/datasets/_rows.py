@@ -31,7 +31,7 @@ class Steps(NamedTuple):
       ends: bool [T, 1], True for the last row of an episode.
 
     Examples:
-      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> x = np.array([1.0, 2.0, 3.0])
       >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
       >>> int(buffer.size(buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)))
@@ -51,7 +51,7 @@ class Steps(NamedTuple):
           ValueError: `sequence_length` is not a positive integer.
 
         Examples:
-          >>> x = jnp.array([1.0, 2.0, 3.0])
+          >>> x = np.array([1.0, 2.0, 3.0])
           >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
           >>> # Each of the three steps now starts a sequence of 4 rows.
           >>> steps.padded(4).rows["step"][:, 0].tolist()
@@ -137,7 +137,7 @@ def from_arrays(
         left; or, inside an episode, a next observation is not the observation of the next step.
 
     Examples:
-      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> x = np.array([1.0, 2.0, 3.0])
       >>> steps = jr.datasets.from_arrays(
       ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
       ... )
@@ -225,7 +225,7 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
       ValueError: `rows` lacks a leaf, shapes or dtypes are not as above, or `n` or `gamma` is out of range.
 
     Examples:
-      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> x = np.array([1.0, 2.0, 3.0])
       >>> steps = jr.datasets.from_arrays(
       ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
       ... )

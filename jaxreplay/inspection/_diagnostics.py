@@ -104,7 +104,7 @@ def diagnostics(
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> numbers = jr.diagnostics(buffer, buffer.add(buffer.init(items), items))
       >>> float(numbers["size"]), float(numbers["fill"])
       (3.0, 0.75)

@@ -47,7 +47,7 @@ def plot(buffer: Any, state: Any) -> Any:
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-      >>> items = jnp.array([10, 20, 30, 40])
+      >>> items = np.array([10, 20, 30, 40])
       >>> figure = jr.plot(buffer, buffer.add(buffer.init(items), items))
       >>> [panel.get_title(loc="left") for panel in figure.axes]
       ['Priorities', 'Ages', 'Cumulative mass', 'Importance weights']

@@ -96,7 +96,7 @@ class Sampler(abc.ABC, Generic[S]):
       >>> buffer = jr.SequenceBuffer(
       ...     length=4, num_envs=1, sequence_length=2, sampler=Newest(most=1)
       ... )
-      >>> steps = jnp.array([[1], [2], [3]])
+      >>> steps = np.array([[1], [2], [3]])
       >>> state = buffer.add(buffer.init(steps), steps)
       >>> buffer.sample(state, jax.random.key(0), batch_size=2).items.tolist()
       [[2, 3], [2, 3]]
@@ -162,7 +162,7 @@ class Sampler(abc.ABC, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
           >>> state = jax.jit(sampler.insert)(
-          ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, False])
+          ...     sampler.init(4), np.array([0, 1]), np.array([True, False])
           ... )
           >>> # A new item has the largest priority so far, at first 1.
           >>> jr.sum_tree.leaves(state.tree).tolist()
@@ -175,7 +175,7 @@ class Sampler(abc.ABC, Generic[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
-          >>> first, true, td_errors = jnp.array([0]), jnp.array([True]), jnp.array([9.0])
+          >>> first, true, td_errors = np.array([0]), np.array([True]), np.array([9.0])
           >>> insert = jax.jit(sampler.insert)
           >>> state = insert(sampler.init(4), first, true, td_errors=td_errors)
           >>> state = sampler.cleared(state, 4)
@@ -219,7 +219,7 @@ class Sampler(abc.ABC, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
           >>> state = jax.jit(sampler.insert)(
-          ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, True])
+          ...     sampler.init(4), np.array([0, 1]), np.array([True, True])
           ... )
           >>> live = jr.samplers.Live(
           ...     start=jnp.int32(3), size=jnp.int32(2), capacity=4
@@ -247,7 +247,7 @@ class Sampler(abc.ABC, Generic[S]):
           >>> sampler = jr.Prioritized(beta=1.0, normalize=None)
           >>> weights = jax.jit(sampler.weights)(
           ...     sampler.init(4),
-          ...     jnp.array([0.5, 0.25, 0.0]),
+          ...     np.array([0.5, 0.25, 0.0]),
           ...     jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4), capacity=4),
           ... )
           >>> [round(weight, 3) for weight in weights.tolist()]  # 1 / (N P)
@@ -279,11 +279,11 @@ class Sampler(abc.ABC, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
           >>> state = jax.jit(sampler.insert)(
-          ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, True])
+          ...     sampler.init(4), np.array([0, 1]), np.array([True, True])
           ... )
-          >>> td_errors = jnp.array([-4.0, jnp.nan])
+          >>> td_errors = np.array([-4.0, jnp.nan])
           >>> state = jax.jit(sampler.update)(
-          ...     state, jnp.array([0, 1]), td_errors, mask=jnp.array([True, True])
+          ...     state, np.array([0, 1]), td_errors, mask=np.array([True, True])
           ... )
           >>> # NaN changes nothing.
           >>> float(state.max_priority), int(state.rejected), float(state.tree.sums[-1][1])
@@ -301,9 +301,9 @@ class Sampler(abc.ABC, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)
           >>> state = jax.jit(sampler.insert)(
-          ...     sampler.init(4), jnp.array([0]), jnp.array([True]), td_errors=jnp.array([9.0])
+          ...     sampler.init(4), np.array([0]), np.array([True]), td_errors=np.array([9.0])
           ... )
-          >>> jax.jit(sampler.priorities)(state, jnp.array([0, 1])).tolist()
+          >>> jax.jit(sampler.priorities)(state, np.array([0, 1])).tolist()
           [9.0, 0.0]
         """
         return jnp.ones(slots.shape, jnp.float32)
@@ -316,7 +316,7 @@ class Sampler(abc.ABC, Generic[S]):
         Examples:
           >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)
           >>> state = jax.jit(sampler.insert)(
-          ...     sampler.init(4), jnp.array([0]), jnp.array([True]), td_errors=jnp.array([9.0])
+          ...     sampler.init(4), np.array([0]), np.array([True]), td_errors=np.array([9.0])
           ... )
           >>> jax.jit(sampler.masses)(state).tolist()  # 9^alpha
           [3.0, 0.0, 0.0, 0.0]
@@ -330,11 +330,11 @@ class Sampler(abc.ABC, Generic[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)
-          >>> td_errors, both = jnp.array([9.0, 1.0]), jnp.array([True, True])
+          >>> td_errors, both = np.array([9.0, 1.0]), np.array([True, True])
           >>> state = jax.jit(sampler.insert)(
-          ...     sampler.init(4), jnp.array([0, 1]), both, td_errors=td_errors
+          ...     sampler.init(4), np.array([0, 1]), both, td_errors=td_errors
           ... )
-          >>> jax.jit(sampler.priorities_at)(state, jnp.array([0.75, 0.25])).tolist()
+          >>> jax.jit(sampler.priorities_at)(state, np.array([0.75, 0.25])).tolist()
           [9.0, 1.0]
         """
         return None

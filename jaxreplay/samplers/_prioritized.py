@@ -142,8 +142,8 @@ class Prioritized(Sampler[PrioritizedState]):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-      >>> items = jnp.array([10, 20, 30, 40])
-      >>> td_errors = jnp.array([0.0, 0.0, -2.0, 0.0])
+      >>> items = np.array([10, 20, 30, 40])
+      >>> td_errors = np.array([0.0, 0.0, -2.0, 0.0])
       >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
       >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
       [30, 30, 30, 30]

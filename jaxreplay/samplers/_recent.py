@@ -43,7 +43,7 @@ class Recent(Sampler[None]):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Recent(power=1.0))
-      >>> items = jnp.array([10, 20, 30, 40])
+      >>> items = np.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)
       >>> sample = buffer.sample(state, jax.random.key(0), batch_size=8)
       >>> # The newest, 40, has seven times the probability of the oldest.

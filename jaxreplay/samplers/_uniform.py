@@ -28,7 +28,7 @@ class Uniform(Sampler[None]):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
-      >>> items = jnp.array([10, 20, 30, 40])
+      >>> items = np.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)
       >>> sorted(buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist())
       [10, 20, 30, 40]

@@ -53,7 +53,7 @@ def importance_weights(
         `min_probability` is missing for "global".
 
     Examples:
-      >>> weights = jr.importance_weights(jnp.array([0.5, 0.25, 0.0]), size=4, beta=1.0)
+      >>> weights = jr.importance_weights(np.array([0.5, 0.25, 0.0]), size=4, beta=1.0)
       >>> [round(weight, 3) for weight in weights.tolist()]  # the last row has no item
       [0.5, 1.0, 0.0]
     """
@@ -95,7 +95,7 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
       ValueError: `weights` are no numbers, or are known and one is negative or NaN. The call waits for known ones.
 
     Examples:
-      >>> float(jr.effective_sample_size(jnp.array([1.0, 1.0, 0.0, 0.0])))
+      >>> float(jr.effective_sample_size(np.array([1.0, 1.0, 0.0, 0.0])))
       2.0
     """
     return _effective_sample_size(_checked("weights", weights, np.inf)[0])

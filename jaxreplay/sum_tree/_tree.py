@@ -54,7 +54,7 @@ class SumTree:
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> tree = jr.sum_tree.update(tree, np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
       >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
@@ -142,7 +142,7 @@ def leaves(tree: SumTree) -> jax.Array:
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([5.0, 7.0]))
       >>> jr.sum_tree.leaves(tree).tolist()
       [0.0, 7.0, 0.0, 5.0]
     """
@@ -162,7 +162,7 @@ def total(tree: SumTree | Restricted) -> jax.Array:
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([5.0, 7.0]))
       >>> float(jr.sum_tree.total(tree))
       12.0
     """
@@ -179,7 +179,7 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
 
     Examples:
       >>> tree = jr.sum_tree.init(4, track_minimum=True)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([5.0, 7.0]))
       >>> float(jr.sum_tree.minimum(tree))  # leaves of value 0 do not count
       5.0
     """
@@ -199,7 +199,7 @@ def maximum(tree: SumTree) -> jax.Array:
 
     Examples:
       >>> tree = jr.sum_tree.init(4, track_maximum=True)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([5.0, 7.0]))
       >>> float(jr.sum_tree.maximum(tree))
       7.0
     """
@@ -218,8 +218,8 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
-      >>> jr.sum_tree.get(tree, jnp.array([1, 9])).tolist()  # there is no leaf 9
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([5.0, 7.0]))
+      >>> jr.sum_tree.get(tree, np.array([1, 9])).tolist()  # there is no leaf 9
       [7.0, 0.0]
     """
     indices = checks.check_indices(indices, num_axes=None)
@@ -250,7 +250,7 @@ def update(
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([2, 2]), jnp.array([jnp.nan, 1.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([2, 2]), np.array([jnp.nan, 1.0]))
       >>> float(jr.sum_tree.total(tree))  # the last occurrence of leaf 2
       1.0
     """
@@ -298,8 +298,8 @@ def find(tree: SumTree | Restricted, prefix: jax.Array) -> jax.Array:
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
-      >>> jr.sum_tree.find(tree, jnp.array([0.0, 0.5, 1.0, 2.5, 3.0, 7.0])).tolist()
+      >>> tree = jr.sum_tree.update(tree, np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
+      >>> jr.sum_tree.find(tree, np.array([0.0, 0.5, 1.0, 2.5, 3.0, 7.0])).tolist()
       [0, 0, 1, 1, 2, 3]
     """
     prefix = jnp.asarray(prefix, jnp.float32)
@@ -334,7 +334,7 @@ def sample(
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([1.0, 3.0]))
       >>> indices, values = jr.sum_tree.sample(tree, jax.random.key(0), 4, stratified=True)
       >>> indices.tolist(), values.tolist()  # leaf 1 has three quarters of the total
       ([1, 1, 1, 3], [3.0, 3.0, 3.0, 1.0])
@@ -358,9 +358,9 @@ def sample_with(
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> tree = jr.sum_tree.update(tree, np.array([3, 1]), np.array([1.0, 3.0]))
       >>> # Uniforms 0, a half, and almost 1.
-      >>> bits = jnp.array([[0, 2**31, 2**32 - 1]] * 2, jnp.uint32)
+      >>> bits = np.array([[0, 2**31, 2**32 - 1]] * 2, jnp.uint32)
       >>> jr.sum_tree.sample_with(tree, tuple(bits))[0].tolist()
       [1, 1, 3]
     """
@@ -415,7 +415,7 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> tree = jr.sum_tree.update(tree, np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
       >>> run = jr.sum_tree.restrict(tree, start=3, size=2)  # leaves 3 and 0
       >>> float(jr.sum_tree.total(run))
       5.0
@@ -475,7 +475,7 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
       ValueError: `leaves` are not a vector of 1 to 2**29 entries, or `fanout` is out of range.
 
     Examples:
-      >>> tree = jr.sum_tree.of_leaves(jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> tree = jr.sum_tree.of_leaves(np.array([1.0, 2.0, 3.0, 4.0]))
       >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """

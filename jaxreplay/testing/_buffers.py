@@ -45,8 +45,8 @@ def check_buffer(
 
     Examples:
       >>> from jaxreplay import testing
-      >>> testing.check_buffer(jr.ReplayBuffer(capacity=12), {"x": jnp.zeros((5, 3))})
-      >>> testing.check_buffer([], {"x": jnp.zeros((5, 3))})
+      >>> testing.check_buffer(jr.ReplayBuffer(capacity=12), {"x": np.zeros((5, 3))})
+      >>> testing.check_buffer([], {"x": np.zeros((5, 3))})
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """

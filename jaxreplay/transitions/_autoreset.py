@@ -26,7 +26,7 @@ class AutoresetState:
       >>> env = jr.NextStepAutoreset(
       ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
       ... )
-      >>> state = env.init(env_state=0, obs=jnp.zeros(2))
+      >>> state = env.init(env_state=0, obs=np.zeros(2))
       >>> isinstance(state, jr.transitions.AutoresetState), bool(state.waiting)
       (True, False)
     """
@@ -81,7 +81,7 @@ class NextStepAutoreset:
           >>> env = jr.NextStepAutoreset(
           ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
           ... )
-          >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
+          >>> env.init(env_state=0, obs=np.zeros(2)).obs.tolist()
           [0.0, 0.0]
         """
         env_state, obs = xla.copy(xla.copy_numpy((env_state, obs)))  # the caller may donate both the state and obs

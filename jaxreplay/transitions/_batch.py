@@ -39,9 +39,9 @@ class TransitionBatch:
         `where=batch.valid` is right for both.
 
     Examples:
-      >>> x = jnp.array([1.0, 2.0])
+      >>> x = np.array([1.0, 2.0])
       >>> batch = jr.TransitionBatch(
-      ...     S=x, A=x, logP=None, Rn=x, In=jnp.array([0.5, 0.0]), S_next=x + 1
+      ...     S=x, A=x, logP=None, Rn=x, In=np.array([0.5, 0.0]), S_next=x + 1
       ... )
       >>> # Where Q(s) = 10 s; the second ends there.
       >>> (batch.Rn + batch.In * 10.0 * batch.S_next).tolist()
@@ -65,11 +65,11 @@ class TransitionBatch:
         """Multiply `W` by importance weights [B] and set `idx` to handles [B].
 
         Examples:
-          >>> x = jnp.array([1.0, 2.0])
+          >>> x = np.array([1.0, 2.0])
           >>> batch = jr.TransitionBatch(
-          ...     S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=jnp.array([2.0, 2.0])
+          ...     S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=np.array([2.0, 2.0])
           ... )
-          >>> drawn = batch.with_draw(weights=jnp.array([1.0, 0.5]), handles=jnp.array([7, 8]))
+          >>> drawn = batch.with_draw(weights=np.array([1.0, 0.5]), handles=np.array([7, 8]))
           >>> drawn.W.tolist(), drawn.idx.tolist()
           ([2.0, 1.0], [7, 8])
         """
@@ -152,7 +152,7 @@ class TransitionBatch:
           ValueError: `valid` is traced.
 
         Examples:
-          >>> x = jnp.array([1.0, 2.0, 3.0])
+          >>> x = np.array([1.0, 2.0, 3.0])
           >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, valid=x > 1)
           >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
           [[3.0], [2.0]]
@@ -168,7 +168,7 @@ class TransitionBatch:
         """A new batch with the same leaves, or with copies of them if `deep`.
 
         Examples:
-          >>> x = jnp.array([1.0, 2.0])
+          >>> x = np.array([1.0, 2.0])
           >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
           >>> batch.copy().Rn is batch.Rn, batch.copy(deep=True).Rn is batch.Rn
           (True, False)

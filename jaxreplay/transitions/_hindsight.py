@@ -61,11 +61,11 @@ def hindsight(
         goal, `reward` or `terminated` does not return one number, or `share` is out of range.
 
     Examples:
-      >>> rows = {"achieved_goal": jnp.array([[1, 2]]), "desired_goal": jnp.array([[5, 5]])}
-      >>> rows["reward"] = jnp.array([[-1, -1]])
+      >>> rows = {"achieved_goal": np.array([[1, 2]]), "desired_goal": np.array([[5, 5]])}
+      >>> rows["reward"] = np.array([[-1, -1]])
       >>> def reward(achieved, goal):
       ...     return jnp.where(achieved == goal, 0, -1)
-      >>> new, _ = jr.hindsight(jax.random.key(0), rows, jnp.array([2]), reward, share=1.0)
+      >>> new, _ = jr.hindsight(jax.random.key(0), rows, np.array([2]), reward, share=1.0)
       >>> # The action of the first row led to 2, now the goal.
       >>> new["desired_goal"].tolist(), new["reward"].tolist()
       ([[2, 2]], [[0, -1]])

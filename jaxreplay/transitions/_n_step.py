@@ -34,7 +34,7 @@ class NStepState:
       count: int32 [], number of rows that hold a step.
 
     Examples:
-      >>> obs, no = jnp.array([1.0]), jnp.array([False])
+      >>> obs, no = np.array([1.0]), np.array([False])
       >>> state = jr.NStep(n=2, gamma=0.5).init(obs, obs, obs, no, no, obs)
       >>> isinstance(state, jr.transitions.NStepState), int(state.count)
       (True, 0)
@@ -91,7 +91,7 @@ class NStep:
         [B, n, ...]. Rows after the end of the window repeat its last step and have `dones` True.
 
     Examples:
-      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
       >>> state = tracer.init(obs, obs, obs, no, no, obs)
       >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
       >>> # Cut off by a time limit.
@@ -127,7 +127,7 @@ class NStep:
           ValueError: a leading axis is not `num_envs`, or there is not one number or flag per environment.
 
         Examples:
-          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
           >>> # A step: s, a, r, terminated, truncated, s_next.
           >>> state = tracer.init(obs, obs, obs, no, no, obs)
           >>> state.steps.r.shape
@@ -159,7 +159,7 @@ class NStep:
           ValueError: as for `init`, or there are both a gamma and a discount.
 
         Examples:
-          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
           >>> state = jr.ReplayBuffer(capacity=4).init(tracer.spec(obs, obs, obs, no, no, obs))
           >>> state.storage.Rn.shape
           (4,)
@@ -219,7 +219,7 @@ class NStep:
             discount is missing, twice there or out of range, or the state is another tracer's.
 
         Examples:
-          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
           >>> state = tracer.init(obs, obs, obs, no, no, obs)
           >>> # The window is still open.
           >>> state, _, valid = tracer.add(state, obs, obs, obs, no, no, obs + 1)
@@ -272,7 +272,7 @@ class NStep:
           ValueError: the discount is missing, twice there or out of range, or the state is another tracer's.
 
         Examples:
-          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
           >>> state = tracer.init(obs, obs, obs, no, no, obs)
           >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
           >>> state, batch, valid = tracer.flush(state)
@@ -349,7 +349,7 @@ class MonteCarlo(NStep):
 
     Examples:
       >>> tracer = jr.MonteCarlo(gamma=0.5, max_length=2)
-      >>> obs, no = jnp.array([1.0]), jnp.array([False])
+      >>> obs, no = np.array([1.0]), np.array([False])
       >>> state = tracer.init(obs, obs, obs, no, no, obs)
       >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
       >>> # Terminated.
@@ -408,8 +408,8 @@ def n_step_transitions(
 
     Examples:
       >>> # Arrays [T, num_envs].
-      >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)
-      >>> obs, following = jnp.array([[0.0], [1.0], [2.0]]), jnp.array([[1.0], [2.0], [3.0]])
+      >>> rewards, no = np.array([[1.0], [1.0], [1.0]]), np.array([[False]] * 3)
+      >>> obs, following = np.array([[0.0], [1.0], [2.0]]), np.array([[1.0], [2.0], [3.0]])
       >>> batch, valid = jr.n_step_transitions(
       ...     obs, obs, rewards, no, no, following, n=2, gamma=0.5
       ... )
@@ -480,7 +480,7 @@ def sequence_transitions(
         of `gamma` and `discounts`.
 
     Examples:
-      >>> rows, no = jnp.array([[1.0, 2.0, 3.0, 4.0]]), jnp.array([[False] * 4])
+      >>> rows, no = np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[False] * 4])
       >>> batch, valid = jr.sequence_transitions(rows, rows, rows, no, no, n=2, gamma=0.5)
       >>> batch.S.tolist(), batch.Rn.tolist(), batch.In.tolist(), batch.S_next.tolist()
       ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])

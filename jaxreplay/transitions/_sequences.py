@@ -28,7 +28,7 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
       ValueError: other shapes or dtypes.
 
     Examples:
-      >>> td_errors = jnp.array([[1.0, -3.0, 2.0]])
+      >>> td_errors = np.array([[1.0, -3.0, 2.0]])
       >>> priority = jr.sequence_priority(td_errors, eta=0.9)  # 0.9 * 3 + 0.1 * 2
       >>> round(float(priority[0]), 3)
       2.9
@@ -62,7 +62,7 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
       ValueError: `burn_in` is out of range, or leading axes differ.
 
     Examples:
-      >>> first, rest = jr.split_burn_in(jnp.array([[1, 2, 3, 4]]), burn_in=1)
+      >>> first, rest = jr.split_burn_in(np.array([[1, 2, 3, 4]]), burn_in=1)
       >>> first.tolist(), rest.tolist()
       ([[1]], [[2, 3, 4]])
     """
@@ -88,7 +88,7 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
       ValueError: other shapes or dtypes.
 
     Examples:
-      >>> frames, ends = jnp.array([[1, 2, 3, 4]]), jnp.array([[False, True, False, False]])
+      >>> frames, ends = np.array([[1, 2, 3, 4]]), np.array([[False, True, False, False]])
       >>> jr.stack_frames(frames, ends, k=2).tolist()  # 3 is the first of its episode
       [[[1, 2], [0, 3], [3, 4]]]
     """

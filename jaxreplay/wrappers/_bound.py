@@ -37,7 +37,7 @@ class Bound(Generic[C]):
       state: its state. Functions such as `jaxreplay.save` and `diagnostics` take both: (path, x.config, x.state).
 
     Examples:
-      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
       >>> tracing = jr.bind(tracer, tracer.init(obs, obs, obs, no, no, obs))
       >>> tracing, batch, valid = tracing.add(obs, obs, obs, no, no, obs + 1)
       >>> isinstance(tracing, jr.Bound), tracing.n, int(tracing.state.count)
@@ -129,8 +129,8 @@ def bind(config: Any, state: Any) -> Any:
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
-      >>> replay = jr.bind(buffer, buffer.init({"x": jnp.zeros((4, 2))}))
-      >>> replay = replay.add({"x": jnp.ones((4, 2))})
+      >>> replay = jr.bind(buffer, buffer.init({"x": np.zeros((4, 2))}))
+      >>> replay = replay.add({"x": np.ones((4, 2))})
       >>> replay.sample(jax.random.key(0), batch_size=8).items["x"].shape
       (8, 2)
       >>> int(replay.size())

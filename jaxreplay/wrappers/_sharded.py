@@ -55,7 +55,7 @@ class Sharded(Sized, Generic[S]):
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
       >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-      >>> items = jnp.array([10, 20, 30, 40])
+      >>> items = np.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)  # 10 and 20 to the first device
       >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 20).tolist()
       [False, False, True, True]

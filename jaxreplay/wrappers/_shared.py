@@ -73,7 +73,7 @@ class Shared:
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> import threading
       >>> def act(shared):
       ...     with shared.worker():
@@ -154,9 +154,9 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> shared = jr.Shared(buffer, buffer.init(items))
-          >>> shared.add(items, mask=jnp.array([True, False, True]))
+          >>> shared.add(items, mask=np.array([True, False, True]))
           >>> shared.size()
           2
         """
@@ -188,9 +188,9 @@ class Shared:
         Examples:
           >>> streams = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=2)
           >>> buffer = jr.Mixture(buffers=(streams, streams), weights="joint")  # of two actors
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.zeros((3, 1))))
-          >>> shared.actor(0).add(jnp.array([[1.0], [2.0]]))
-          >>> shared.actor(1).add(jnp.array([[7.0], [8.0], [9.0]]))
+          >>> shared = jr.Shared(buffer, buffer.init(np.zeros((3, 1))))
+          >>> shared.actor(0).add(np.array([[1.0], [2.0]]))
+          >>> shared.actor(1).add(np.array([[7.0], [8.0], [9.0]]))
           >>> shared.sample(jax.random.key(0), batch_size=2).items[0].tolist()
           [1.0, 2.0]
         """
@@ -218,8 +218,8 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
-          >>> shared.add(jnp.array([10]))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
+          >>> shared.add(np.array([10]))
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [10, 10, 10]
         """
@@ -232,9 +232,9 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
-          >>> shared.add(jnp.array([10, 20]))
-          >>> shared.update(jnp.array([0]), jnp.array([0.0]))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
+          >>> shared.add(np.array([10, 20]))
+          >>> shared.update(np.array([0]), np.array([0.0]))
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [20, 20, 20]
         """
@@ -246,9 +246,9 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
-          >>> shared.add(jnp.array([10]))
-          >>> shared.set(jnp.array([0]), jnp.array([11]))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
+          >>> shared.add(np.array([10]))
+          >>> shared.set(np.array([0]), np.array([11]))
           >>> shared.sample(jax.random.key(0), batch_size=1).items.tolist()
           [11]
         """
@@ -260,8 +260,8 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
-          >>> shared.add(jnp.array([10]))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
+          >>> shared.add(np.array([10]))
           >>> shared.clear()
           >>> shared.size()
           0
@@ -276,7 +276,7 @@ class Shared:
           >>> buffer = jr.SequenceBuffer(
           ...     length=8, num_envs=1, sequence_length=2, windows="inside"
           ... )
-          >>> steps, ends = jnp.array([[1], [2]]), jnp.zeros((2, 1), bool)
+          >>> steps, ends = np.array([[1], [2]]), np.zeros((2, 1), bool)
           >>> shared = jr.Shared(buffer, buffer.init(steps))
           >>> shared.add(steps, ends=ends)
           >>> shared.end_streams()  # the environment was reset
@@ -292,7 +292,7 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
           >>> shared.size()
           0
         """
@@ -320,7 +320,7 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
+          >>> items = np.array([10, 20, 30])
           >>> shared = jr.Shared(buffer, buffer.init(items))
           >>> with shared.state(added=3) as cell:
           ...     cell.state = buffer.add(cell.state, items)
@@ -344,15 +344,15 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
           >>> import contextlib
           >>> with contextlib.suppress(OSError), shared.worker():
           ...     raise OSError("the robot is gone")
           >>> shared.closed
           True
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
           >>> with shared.worker():
-          ...     shared.add(jnp.array([10]))
+          ...     shared.add(np.array([10]))
           >>> shared.sample(jax.random.key(0), batch_size=1).items.tolist()
           [10]
         """
@@ -373,9 +373,9 @@ class Shared:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
+          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
           >>> shared.close()
-          >>> shared.add(jnp.array([10]))
+          >>> shared.add(np.array([10]))
           Traceback (most recent call last):
             ...
           jaxreplay.wrappers._turns.Closed: add: closed by thread MainThread.

@@ -47,7 +47,7 @@ class Closed(RuntimeError):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30])
+      >>> items = np.array([10, 20, 30])
       >>> shared = jr.Shared(buffer, buffer.init(items))
       >>> shared.close(ValueError("no more episodes"))
       >>> try:

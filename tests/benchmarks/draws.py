@@ -5,11 +5,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import hindsight
 import jax
 import jax.numpy as jnp
 import jax_buffers
-from harness import LoopProgram, ScanProgram, measure
+from harness import ScanProgram, measure
 from jax_buffers import ALPHA, BETA, Buffer, flashbax_trajectory_buffer, zeros_of
 from settings import Setting
 
@@ -26,8 +25,7 @@ PEERS = {
     "flashbax": "uniform",
     "flashbax trajectory": "windows: any",
 }
-BASELINES = {"later by a matrix": "later", "later on the host": "later", "two draws": "mixture"}  # written plainly here
-BESIDE = PEERS | BASELINES
+BESIDE = PEERS | {"two draws": "mixture"}  # a baseline, written plainly here
 
 
 def _end(items: dict[str, Any]) -> jax.Array:
@@ -56,35 +54,24 @@ def _first(items: Any) -> Any:
 def _ours(setting: Setting, sampler: Any = None, recent: bool = False) -> Buffer:
     """Our buffer; `recent` draws the newest quarter."""
     buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler or jr.Uniform())
-    max_age = setting.capacity // 4 if recent else None
-
-    def draw(state, key):
-        return buffer.sample(state, key, setting.batch_size, max_age=max_age).items
-
-    return _buffer(setting, buffer.init, buffer.add, draw, ROW)
+    return _buffer(setting, buffer.init, buffer.add, _drawer(setting, buffer, recent), ROW)
 
 
 def _windows(setting: Setting, windows: Any, recent: bool = False) -> Buffer:
     """Our buffer of sequences, likewise."""
-    buffer = _sequences(setting, windows)
-    max_age = setting.capacity // 4 // NUM_ENVS if recent else None
-
-    def draw(state, key):
-        return buffer.sample(state, key, setting.batch_size, max_age=max_age).items
-
-    return _buffer(setting, buffer.init, _adder(buffer), draw, STREAMS)
+    buffer = _sequences(setting, windows=windows)
+    return _buffer(setting, buffer.init, _adder(buffer), _drawer(setting, buffer, recent), STREAMS)
 
 
-def _sequences(
-    setting: Setting, windows: Any, sequence_length: int = SEQUENCE_LENGTH, hindsight: bool = False
-) -> jr.SequenceBuffer:
-    return jr.SequenceBuffer(
-        length=setting.capacity // NUM_ENVS,
-        num_envs=NUM_ENVS,
-        sequence_length=sequence_length,
-        windows=windows,
-        hindsight=hindsight,
-    )
+def _drawer(setting: Setting, buffer: Any, recent: bool) -> Callable:
+    newest = getattr(buffer, "length", setting.capacity) // 4  # ages of sequences are in steps of all streams
+    max_age = newest if recent else None
+    return lambda state, key: buffer.sample(state, key, setting.batch_size, max_age=max_age).items
+
+
+def _sequences(setting: Setting, sequence_length: int = SEQUENCE_LENGTH, **settings: Any) -> jr.SequenceBuffer:
+    sizes = {"length": setting.capacity // NUM_ENVS, "num_envs": NUM_ENVS, "sequence_length": sequence_length}
+    return jr.SequenceBuffer(**sizes, **settings)
 
 
 def _adder(buffer: jr.SequenceBuffer) -> Callable:
@@ -110,10 +97,7 @@ def _rejax(setting: Setting) -> Buffer:
         data = zeros_of(setting.batch(setting.capacity))
         return ReplayBuffer(size=setting.capacity, data=data, index=0, full=False)
 
-    def draw(state, key):
-        return state.sample(setting.batch_size, key)
-
-    return _buffer(setting, init, lambda state, items: state.extend(items), draw, ROW)
+    return _buffer(setting, init, ReplayBuffer.extend, lambda x, key: x.sample(setting.batch_size, key), ROW)
 
 
 def _jaxnasium(setting: Setting) -> Buffer:
@@ -124,10 +108,12 @@ def _jaxnasium(setting: Setting) -> Buffer:
         one = jax.tree.map(lambda x: x[:1], items)
         return TransitionBuffer(setting.capacity, setting.batch_size, one, vectorized_env=False)
 
-    def draw(state, key):
-        return state.sample(key, with_replacement=False)
+    draw = functools.partial(TransitionBuffer.sample, with_replacement=False)
+    return _buffer(setting, init, TransitionBuffer.insert, draw, ROW)
 
-    return _buffer(setting, init, lambda state, items: state.insert(items), draw, ROW)
+
+def _experience(buffer: Any) -> Callable:
+    return lambda state, key: buffer.sample(state, key).experience
 
 
 def _memorax(setting: Setting) -> Buffer:
@@ -150,44 +136,26 @@ def _memorax(setting: Setting) -> Buffer:
     def add(state, items):
         return buffer.add(state, flagged(items))
 
-    def draw(state, key):
-        return buffer.sample(state, key).experience
-
-    return _buffer(setting, lambda items: buffer.init(_first(flagged(items))), add, draw, STREAMS[::-1])
+    return _buffer(setting, lambda items: buffer.init(_first(flagged(items))), add, _experience(buffer), STREAMS[::-1])
 
 
 def _flashbax_trajectory(setting: Setting) -> Buffer:
     length = setting.capacity // NUM_ENVS
     buffer = flashbax_trajectory_buffer(NUM_ENVS, setting.batch_size, length, SEQUENCE_LENGTH)
 
-    def draw(state, key):
-        return buffer.sample(state, key).experience
-
-    return _buffer(setting, lambda items: buffer.init(_first(items)), buffer.add, draw, STREAMS[::-1])
+    return _buffer(setting, lambda items: buffer.init(_first(items)), buffer.add, _experience(buffer), STREAMS[::-1])
 
 
 def _later(setting: Setting) -> Buffer:
     """Pairs of rows in one episode, and a later row of it."""
-    buffer = _sequences(setting, "inside", 2, hindsight=True)
+    buffer = _sequences(setting, 2, windows="inside", hindsight=True)
 
     def draw(state, key):
         drawn, key = buffer.sample(state, key, setting.batch_size), jax.random.fold_in(key, 1)
-        later, _ = buffer.later(state, key, drawn.indices, law="geometric", gamma=hindsight.GAMMA)
+        later, _ = buffer.later(state, key, drawn.indices, law="geometric", gamma=0.99)
         return drawn.items | {f"later {name}": x for name, x in later.items()}
 
     return _buffer(setting, buffer.init, _adder(buffer), draw, STREAMS)
-
-
-def _later_by_matrix(setting: Setting) -> Buffer:
-    """As many rows, of a few trajectories."""
-    length = min(hindsight.TRAJECTORY, setting.batch_size)
-    buffer = _sequences(setting, "any", length)
-
-    def draw(state, key):
-        rows = buffer.sample(state, key, setting.batch_size // length).items
-        return hindsight.relabel_by_matrix(jax.random.fold_in(key, 1), rows, _end(rows))
-
-    return _buffer(setting, buffer.init, buffer.add, draw, STREAMS)
 
 
 def _halves(setting: Setting, mixture: bool) -> Buffer:
@@ -222,7 +190,6 @@ DRAWS: dict[str, Callable[[Setting], Buffer]] = {
     "windows: inside, max_age": functools.partial(_windows, windows="inside", recent=True),
     "windows: episodes": functools.partial(_windows, windows="episodes"),
     "later": _later,
-    "later by a matrix": _later_by_matrix,
     "mixture": functools.partial(_halves, mixture=True),
     "two draws": functools.partial(_halves, mixture=False),
     "rejax": _rejax,
@@ -233,15 +200,13 @@ DRAWS: dict[str, Callable[[Setting], Buffer]] = {
 }
 
 
-def _program(name: str, capacity: int, batch_size: int) -> ScanProgram | LoopProgram:
+def _program(name: str, capacity: int, batch_size: int) -> ScanProgram:
     """A draw a step; the batch stays in the carry.
 
     Numbers of the state might change with the batch, though they never do. So what is computed from them is computed
     at each draw, as between additions, and not once before the scan.
     """
     setting = Setting(capacity=capacity, batch_size=batch_size)
-    if name == "later on the host":
-        return hindsight.host_program(setting, _end)
     buffer = DRAWS[name](setting)
 
     def step(carry, key):
@@ -261,7 +226,7 @@ def run(smoke: bool, libraries: set[str]) -> dict[str, Any]:
     """
     runs, run_seconds = (2, 0.002) if smoke else (21, 0.04)
     capacities, batch_size = ((2**10,), 32) if smoke else (CAPACITIES, BATCH_SIZE)
-    names = [name for name in DRAWS if name not in PEERS or name.split()[0] in libraries] + ["later on the host"]
+    names = [name for name in DRAWS if name not in PEERS or name.split()[0] in libraries]
     makers = {(name, n): functools.partial(_program, name, n, batch_size) for name in names for n in capacities}
 
     def base(key: tuple[str, int]) -> tuple[str, int]:

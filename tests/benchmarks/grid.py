@@ -16,9 +16,8 @@ from settings import SEQUENCE_LENGTH, Setting
 
 import jaxreplay as jr
 
-PACKAGES = {"flashbax": "flashbax", "cpprb": "cpprb", "torchrl": "torchrl", "dopamine": "dopamine-rl", "brax": "brax"}
-PACKAGES |= {"rejax": "rejax", "jaxnasium": "jaxnasium", "memorax": "memorax", "jaxued": "jaxued"}
-HOST_LIBRARIES = {"cpprb", "torchrl", "dopamine"}
+PACKAGES = ("flashbax", "cpprb", "torchrl", "rejax", "jaxnasium", "memorax", "jaxued")
+HOST_LIBRARIES = {"cpprb", "torchrl"}
 BASE = "jaxreplay"
 
 
@@ -30,13 +29,11 @@ class Group:
       part: letter of the part.
       rank: 0 for the most telling.
       makers: functions that make a program, by (setting, library).
-      storage: estimated bytes of each program's buffer, by the same keys.
     """
 
     part: str
     rank: int
     makers: dict[tuple[Setting, str], Callable]
-    storage: dict[tuple[Setting, str], int]
 
     @property
     def name(self) -> str:
@@ -62,7 +59,6 @@ TREES = {
     "flashbax": trees.flashbax_tree,
     "naive": trees.naive_table,
     "torchrl": trees.torchrl_tree,
-    "dopamine": trees.dopamine_tree,
 }
 STEPS = {
     BASE: functools.partial(scan_program, OURS),
@@ -70,20 +66,16 @@ STEPS = {
     "cpprb": host_buffers.cpprb_program,
     "torchrl": host_buffers.torchrl_program,
     "flashbax ordered": functools.partial(scan_program, FLASHBAX, ordered=True),
-    "flashbax flat": functools.partial(scan_program, jax_buffers.flashbax_flat),
-    "naive": functools.partial(scan_program, jax_buffers.naive),
-    "dopamine": host_buffers.dopamine_program,
 }
 SEEDS = {name: STEPS[name] for name in (BASE, "flashbax", "flashbax ordered", "cpprb")}
 EAGER = {
     BASE: functools.partial(eager_program, OURS, jitted=False),
     "flashbax": functools.partial(eager_program, FLASHBAX, jitted=True),
-    **{name: STEPS[name] for name in ("cpprb", "torchrl", "dopamine")},
+    **{name: STEPS[name] for name in ("cpprb", "torchrl")},
 }
 UNIFORM = {
     BASE: functools.partial(scan_program, functools.partial(OURS, sampler=jr.Uniform())),
     "flashbax": functools.partial(scan_program, functools.partial(FLASHBAX, uniform=True)),
-    "brax": functools.partial(scan_program, jax_buffers.brax_uniform),
     "cpprb": functools.partial(host_buffers.cpprb_program, prioritized=False),
     "torchrl": functools.partial(host_buffers.torchrl_program, prioritized=False),
 }
@@ -99,10 +91,9 @@ TASKS = {
 }
 
 
-def _storage(part: str, setting: Setting, library: str) -> int:
+def storage_bytes(part: str, setting: Setting) -> int:
+    """Estimated bytes of the buffer of a program."""
     item = {"a": 0, "h": 0, "k": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(part, setting.item_bytes)
-    if library == "brax" and setting.items == "frames":
-        item *= 4  # it keeps everything in the items' common dtype, float32
     return setting.seeds * setting.capacity * (item + 12)
 
 
@@ -118,8 +109,7 @@ def _group(
     sizes = zip(*map(dataclasses.astuple, (settings[0], KEYS[part])), strict=True)
     keys = [(setting, name) for setting in settings for name in programs if not left_out(name, setting)]
     makers = {(setting, name): functools.partial(programs[name], setting) for setting, name in keys}
-    storage = {key: _storage(part, *key) for key in keys}
-    return Group(part, sum(a != b for a, b in sizes) if rank is None else rank, makers, storage)
+    return Group(part, sum(a != b for a, b in sizes) if rank is None else rank, makers)
 
 
 def _settings(smoke: bool, capacities: tuple[int, ...] = CAPACITIES, **sizes: Any) -> list[Setting]:
@@ -139,19 +129,11 @@ def tree_groups(smoke: bool) -> Iterator[Group]:
 
 
 def step_groups(smoke: bool) -> Iterator[Group]:
-    def left_out(name: str, x: Setting) -> bool:
-        return {
-            "naive": x.capacity > 2**20,
-            "flashbax flat": x.num_added != 16 or x.batch_size != 256,
-            # dopamine adds item by item in Python: filling a larger one takes minutes.
-            "dopamine": x.capacity > 2**17 or x.items == "frames" or x.num_added != 16,
-        }.get(name, False)
-
     for kind, num_added in itertools.product(_kinds(smoke), [16] if smoke else [16, 1, 128]):
         for setting in _settings(smoke, num_added=num_added, items=kind):
             if kind == "vector" or setting.capacity <= 2**20:
                 usual = kind == "frames" and (setting.batch_size, num_added) == (256, 16) and setting.capacity <= 2**17
-                yield _group("b", setting, STEPS, left_out, 0 if usual else None)
+                yield _group("b", setting, STEPS, rank=0 if usual else None)
 
 
 def vmap_groups(smoke: bool) -> Iterator[Group]:
@@ -165,7 +147,7 @@ def vmap_groups(smoke: bool) -> Iterator[Group]:
 def eager_groups(smoke: bool) -> Iterator[Group]:
     for num_added in [16] if smoke else [16, 1]:
         for setting in _settings(smoke, (2**17, 2**20), num_added=num_added):
-            yield _group("d", setting, EAGER, lambda name, x: name == "dopamine" and x.capacity > 2**17)
+            yield _group("d", setting, EAGER)
 
 
 def uniform_groups(smoke: bool) -> Iterator[Group]:

@@ -1,4 +1,4 @@
-"""Replay buffers of host libraries (cpprb, torchrl, dopamine) as Python loops."""
+"""Replay buffers of host libraries (cpprb, torchrl) as Python loops."""
 
 import jax
 from harness import LoopProgram
@@ -63,41 +63,5 @@ def torchrl_program(setting: Setting, prioritized: bool = True) -> LoopProgram:
             buffer.sample()
         if device == "cuda":
             torch.cuda.synchronize()
-
-    return LoopProgram(step)
-
-
-def dopamine_program(setting: Setting) -> LoopProgram:
-    """dopamine's replay buffer of its JAX agents, uncompressed; it takes one step at a time, with next states.
-
-    Its capacity is one less: at a power of two it overruns its tree as soon as it is full (4.1.2).
-    """
-    from dopamine.jax.replay_memory import accumulator, elements, replay_buffer, samplers
-
-    capacity = setting.capacity - 1
-    buffer = replay_buffer.ReplayBuffer(
-        accumulator.TransitionAccumulator(stack_size=1, update_horizon=1, gamma=0.99),
-        samplers.PrioritizedSamplingDistribution(0, priority_exponent=0.6, max_capacity=capacity),
-        batch_size=setting.batch_size,
-        max_capacity=capacity,
-        compress=False,
-    )
-    name = next(iter(setting.spec))
-    items = setting.batch(setting.num_added)
-    steps = [elements.TransitionElement(items[name][i], 0, items["reward"][i], False) for i in range(setting.num_added)]
-
-    def add(count):
-        for i in range(count):
-            largest = buffer._sampling_distribution._sum_tree.max_recorded_priority
-            buffer.add(steps[i % setting.num_added], priority=largest or 1.0)
-
-    add(setting.capacity + 1)
-
-    def step():
-        add(setting.num_added)
-        batch, drawn = buffer.sample(setting.batch_size, with_sample_metadata=True)
-        weights = (capacity * drawn.probabilities) ** -0.4
-        buffer.update(drawn.keys, priorities=batch.reward + 1e-6)
-        return weights / weights.max()
 
     return LoopProgram(step)

@@ -26,8 +26,7 @@ class Buffer:
       sample: (state, key) -> state, items [B, ...], handles, weights [B].
       update: (state, handles, td_errors [B]) -> state.
       added: leading axes of what a step adds.
-      fill: leading axes of what `fill_add` adds at a time while filling, and how many times.
-      fill_add: as `add`; None is `add` itself.
+      fill: leading axes of what is added at a time while filling, and how many times.
       shardings: how what is added and what is drawn lie on several devices, or None.
     """
 
@@ -37,24 +36,21 @@ class Buffer:
     update: Callable
     added: tuple[int, ...]
     fill: tuple[tuple[int, ...], int]
-    fill_add: Callable | None = None
     shardings: tuple[jax.sharding.Sharding, jax.sharding.Sharding] | None = None
 
     def full(self, setting: Setting) -> Any:
         """State with as many items as it has room for, made in place."""
         leading, times = self.fill
-        add = self.fill_add or self.add
 
         @functools.partial(jax.jit, donate_argnums=0)
         def fill(state, items):
-            return lax.fori_loop(0, times, lambda _, state: add(state, items), state)
+            return lax.fori_loop(0, times, lambda _, state: self.add(state, items), state)
 
         return fill(jax.jit(self.init)(), setting.batch(*leading, seed=1))
 
     def td_errors(self, items: Any, batch_size: int) -> jax.Array:
         """Float32 [B], positive; stands in for the learner."""
-        reward = jax.tree.leaves(items["reward"] if isinstance(items, dict) else items.first["reward"])[0]
-        return jnp.mean(reward.reshape(batch_size, -1), axis=1)
+        return jnp.mean(items["reward"].reshape(batch_size, -1), axis=1)
 
 
 def jaxreplay(setting: Setting, sampler: Any = None, mesh: jax.sharding.Mesh | None = None) -> Buffer:
@@ -167,87 +163,11 @@ def flashbax_item(setting: Setting, uniform: bool = False) -> Buffer:
     return _flashbax(setting, buffer, added=(setting.num_added,), fill=setting.fill())
 
 
-def flashbax_flat(setting: Setting) -> Buffer:
-    """The prioritised flat buffer: a draw is a pair of consecutive steps of one environment."""
-    import flashbax
-
-    def make(add_sequences):
-        return flashbax.make_prioritised_flat_buffer(
-            max_length=setting.capacity,
-            min_length=2,
-            sample_batch_size=setting.batch_size,
-            add_sequences=add_sequences,
-            add_batch_size=setting.num_added,
-            priority_exponent=ALPHA,
-            device=flashbax_device(),
-        )
-
-    time = max(setting.fill_rows() // setting.num_added, 1)
-    fill = ((setting.num_added, time), setting.capacity // setting.num_added // time)
-    return _flashbax(setting, make(False), added=(setting.num_added,), fill=fill, fill_add=make(True).add)
-
-
 def flashbax_trajectory(setting: Setting) -> Buffer:
     streams = setting.capacity // setting.num_added
     sizes = setting.num_added, setting.batch_size, streams * SEQUENCE_PERIOD, SEQUENCE_LENGTH, SEQUENCE_PERIOD
     added = (setting.num_added, SEQUENCE_PERIOD)
     return _flashbax(setting, flashbax_trajectory_buffer(*sizes, alpha=ALPHA), added=added, fill=(added, streams))
-
-
-def naive(setting: Setting) -> Buffer:
-    """A table of priorities; every draw makes the cumulative sum of all of it."""
-    capacity, batch_size = setting.capacity, setting.batch_size
-
-    def init():
-        storage = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), setting.batch(1))
-        return storage, jnp.zeros(capacity), jnp.int32(0), jnp.float32(1)
-
-    def add(state, items):
-        storage, priorities, cursor, largest = state
-        rows = jax.tree.leaves(items)[0].shape[0]
-        slots = (cursor + jnp.arange(rows)) % capacity
-        storage = jax.tree.map(lambda stored, new: stored.at[slots].set(new), storage, items)
-        return storage, priorities.at[slots].set(largest), (cursor + rows) % capacity, largest
-
-    def sample(state, key):
-        storage, priorities, _, _ = state
-        slots, probabilities = naive_draw(priorities, key, batch_size)
-        return state, jax.tree.map(lambda x: x[slots], storage), slots, jr.importance_weights(probabilities, 1, BETA)
-
-    def update(state, slots, td_errors):
-        storage, priorities, cursor, largest = state
-        new = (td_errors + 1e-6) ** ALPHA
-        return storage, priorities.at[slots].set(new), cursor, jnp.maximum(largest, jnp.max(new))
-
-    return Buffer(init, add, sample, update, (setting.num_added,), setting.fill())
-
-
-def naive_draw(priorities: jax.Array, key: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Slots [B] in proportion to priorities [N], and their probabilities."""
-    cumulative = jnp.cumsum(priorities)
-    targets = jax.random.uniform(key, (batch_size,), jnp.float32, 0.0, cumulative[-1])
-    slots = jnp.minimum(jnp.searchsorted(cumulative, targets, side="right"), priorities.size - 1)
-    return slots, priorities[slots] / cumulative[-1]
-
-
-def brax_uniform(setting: Setting) -> Buffer:
-    from brax.training.replay_buffers import UniformSamplingQueue
-
-    item = jax.tree.map(lambda x: jnp.asarray(x)[0], setting.batch(1))
-    queue = UniformSamplingQueue(setting.capacity, item, setting.batch_size)
-
-    def sample(state, key):
-        state, items = queue.sample_internal(state)
-        return state, items, None, jnp.ones(setting.batch_size)
-
-    return Buffer(
-        init=lambda: queue.init(jax.random.key(0)),
-        add=queue.insert_internal,
-        sample=sample,
-        update=lambda state, handles, td_errors: state,
-        added=(setting.num_added,),
-        fill=setting.fill(),
-    )
 
 
 def many(state: Any, setting: Setting) -> Any:

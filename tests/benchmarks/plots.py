@@ -12,11 +12,10 @@ WIDTH = 4.6  # inches
 COLOURS = {
     BASE: "tab:blue",
     "flashbax": "tab:orange",
-    "flashbax flat": "tab:olive",
     "flashbax ordered": "tab:red",
     "naive": "tab:gray",
 }
-COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple", "dopamine": "tab:brown", "brax": "tab:cyan"}
+COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple"}
 
 
 def save(result: dict[str, Any], folder: pathlib.Path) -> None:

@@ -190,6 +190,6 @@ def render(result: dict[str, Any]) -> str:
     if result["smoke"]:
         return "\n\n".join([*text, "Smoke mode: the figures mean nothing."]) + "\n"
     lines = [["met" if met else "**missed**", name, figure] for name, met, figure in targets(result)]
-    if lines:
+    if lines and result["backend"] == "cpu":
         text += ["## Targets", table(["", "target", "measured"], lines)]
     return "\n\n".join(text) + "\n"

@@ -26,14 +26,13 @@ import jax
 import report
 import sharded
 import start
-from grid import BASE, HOST_LIBRARIES, PACKAGES, PARTS, Group, groups, peer
+from grid import BASE, HOST_LIBRARIES, PACKAGES, PARTS, Group, groups, peer, storage_bytes
 from harness import measure
 from limits import Machine, limits, measure_machine
 from tqdm import tqdm
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-MODULES = {"torchrl": "torchrl._torchrl", "dopamine": "dopamine.jax.replay_memory.replay_buffer"}
-MODULES |= {"brax": "brax.training.replay_buffers", "rejax": "rejax.buffers", "memorax": "memorax.buffers"}
+MODULES = {"torchrl": "torchrl._torchrl", "rejax": "rejax.buffers", "memorax": "memorax.buffers"}
 MODULES |= {"jaxnasium": "jaxnasium.algorithms.core", "jaxued": "jaxued.level_sampler"}
 
 
@@ -51,17 +50,11 @@ def importable(names: list[str]) -> set[str]:
 
 
 def versions(peers: set[str]) -> dict[str, str | None]:
-    def version(package):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    own = ["jaxreplay", "jax", "jaxlib", "flax", "optax"]
-    other = {package: name in peers for name, package in PACKAGES.items()} | {"torch": "torchrl" in peers}
-    found = {package: version(package) for package in own}
-    found |= {package: version(package) if used else None for package, used in other.items()}
-    return {"python": platform.python_version(), **found}
+    """Of this package and those under it, and of the peers; None where one is not measured."""
+    used = {"jaxreplay", "jax", "jaxlib", "flax", "optax", *peers, *(["torch"] if "torchrl" in peers else [])}
+    installed = {str(x.name).lower(): x.version for x in importlib.metadata.distributions()}
+    names = ("jaxreplay", "jax", "jaxlib", "flax", "optax", *PACKAGES, "torch")
+    return {"python": platform.python_version()} | {x: installed.get(x) if x in used else None for x in names}
 
 
 def device_bytes() -> float:
@@ -83,10 +76,11 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
     fitting, figures = {}, {}
     for key, make in group.makers.items():
         place = "device" if on_device and peer(key[1]) not in HOST_LIBRARIES else "host"
-        if group.storage[key] > room[place]:
-            figures[key] = {"error": f"does not fit: {group.storage[key] / 1e9:.1f} GB"}
+        stored = storage_bytes(group.part, key[0])
+        if stored > room[place]:
+            figures[key] = {"error": f"does not fit: {stored / 1e9:.1f} GB"}
             continue
-        room[place] -= group.storage[key]
+        room[place] -= stored
         fitting[key] = make
     figures |= measure(fitting, lambda key: (key[0], BASE), runs, run_seconds)
     rows = {}
@@ -103,7 +97,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="abcdefghijkl", help="letters of the parts (abcdefghijkl)")
-    parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
+    parser.add_argument("--peers", nargs="*", choices=PACKAGES, default=PACKAGES, help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
     parser.add_argument("--out", type=pathlib.Path, help="folder (results, beside this file; none with --smoke)")

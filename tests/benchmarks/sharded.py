@@ -23,29 +23,14 @@ START_SECONDS = 120.0
 
 # (buffer, how it is called, capacity, batch size), the most telling first; with "scaling" the sizes are a device's.
 CELLS = (
-    ("ReplayBuffer", "scan", 2**17, 256),
-    ("ReplayBuffer", "scaling", 2**17, 256),
-    ("ReplayBuffer", "eager", 2**17, 256),
-    ("SequenceBuffer", "scan", 2**14, 256),
-    ("ReplayBuffer", "scan", 2**14, 32),
-    ("ReplayBuffer", "scan", 2**20, 1024),
-    ("SequenceBuffer", "scaling", 2**14, 256),
+    *(("ReplayBuffer", how, 2**17, 256) for how in ("scan", "scaling", "eager")),
+    *(("SequenceBuffer", how, 2**14, 256) for how in ("scan", "scaling")),
     ("ReplayBuffer", "scaling", 2**17, 1024),
-    ("ReplayBuffer", "scan", 2**20, 256),
-    ("ReplayBuffer", "scan", 2**14, 256),
-    ("ReplayBuffer", "scan", 2**17, 1024),
-    ("ReplayBuffer", "scan", 2**17, 32),
-    ("ReplayBuffer", "scan", 2**20, 32),
-    ("ReplayBuffer", "scan", 2**14, 1024),
+    *(("ReplayBuffer", "scan", 2**power, size) for power in (14, 20) for size in (32, 256, 1024)),
+    *(("ReplayBuffer", how, 2**17, size) for how in ("scan", "eager") for size in (32, 1024)),
     ("SequenceBuffer", "scan", 2**14, 32),
-    ("ReplayBuffer", "eager", 2**17, 32),
-    ("ReplayBuffer", "eager", 2**17, 1024),
 )
-SMOKE = (
-    ("ReplayBuffer", "scan", 2**10, 32),
-    ("ReplayBuffer", "eager", 2**10, 32),
-    ("ReplayBuffer", "scaling", 2**10, 32),
-)
+SMOKE = tuple(("ReplayBuffer", how, 2**10, 32) for how in ("scan", "eager", "scaling"))
 
 
 def _mesh(devices: int) -> jax.sharding.Mesh:

@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from harness import LoopProgram, ScanProgram
-from jax_buffers import flashbax_device, naive_draw
+from jax_buffers import flashbax_device
 from settings import Setting
 
 from jaxreplay import sum_tree
@@ -46,8 +45,12 @@ def flashbax_tree(setting: Setting) -> ScanProgram:
 
 
 def naive_table(setting: Setting) -> ScanProgram:
+    """A table of priorities; every draw makes the cumulative sum of all of it."""
+
     def draw(priorities, key):
-        return naive_draw(priorities, key, setting.batch_size)[0]
+        cumulative = jnp.cumsum(priorities)
+        targets = jax.random.uniform(key, (setting.batch_size,), jnp.float32, 0.0, cumulative[-1])
+        return jnp.minimum(jnp.searchsorted(cumulative, targets, side="right"), priorities.size - 1)
 
     return _program(setting, first_values(setting), draw, lambda x, drawn, values: x.at[drawn].set(values))
 
@@ -77,18 +80,5 @@ def torchrl_tree(setting: Setting) -> LoopProgram:
         tree[drawn.clamp_max(setting.capacity - 1)] = torch.rand(setting.batch_size, device=device)
         if device == "cuda":
             torch.cuda.synchronize()
-
-    return LoopProgram(step)
-
-
-def dopamine_tree(setting: Setting) -> LoopProgram:
-    from dopamine.jax.replay_memory import sum_tree
-
-    tree, rng = sum_tree.SumTree(setting.capacity), np.random.default_rng(0)
-    tree.set(np.arange(setting.capacity), rng.uniform(0.1, 1, setting.capacity))
-
-    def step():
-        drawn = tree.query(rng.uniform(0, tree.root, setting.batch_size))
-        tree.set(drawn, rng.uniform(0.1, 1, setting.batch_size))
 
     return LoopProgram(step)

@@ -1,6 +1,7 @@
 """DifficultyPools do in random operations what their twin does: updates, recycling, other lists of tasks."""
 
 import collections
+import dataclasses
 
 import jax
 import numpy as np
@@ -9,6 +10,8 @@ import seeds
 from helpers import check_happened
 from oracles import PoolsTwin
 from test_difficulty_pools import lists, make, random_updates
+
+from jaxreplay.curricula import _pool_state as _state
 
 GROUPS, ROLLOUTS = 12, 3
 KINDS = ["update"] * 14 + ["recycle"] * 3 + ["remap"] * 2 + ["reset"]
@@ -74,13 +77,24 @@ class CountingTwin(PoolsTwin):
                 self.happened["recycled"] += len(returned)
 
 
+@jax.jit
+def late(state):
+    """A state like this one whose fifth entry from now on is number 0, or 2^31 in the easy pools: they wrap.
+
+    When a task entered the normal pool does not matter, and was long ago.
+    """
+    env, pool = _state.pools_of(state)
+    shift, ago = state.entered + np.uint32([5, 2**31 + 5, 5]), jnp.where(pool == 0, jnp.uint32(2**31), 0)
+    return dataclasses.replace(state, entry=state.entry - shift[env, pool] - ago, entered=state.entered - shift)
+
+
 def random_run(num_operations, seed=seeds.SEED):
     """Operations on pools that change from one configuration to the other and back."""
     rng, happened = seeds.rng("pools", "parked", seed=seed), collections.Counter()
     both = [make(**config) for config in CONFIGS]
     which, kinds = 0, []
     pools, config = both[0], CONFIGS[0]
-    state, twin, keys, rejected = pools.init(), CountingTwin(happened, config), list(range(pools.num_tasks)), 0
+    state, twin, keys, rejected = late(pools.init()), CountingTwin(happened, config), list(range(pools.num_tasks)), 0
     for number in range(num_operations):
         kinds = kinds or rng.permutation(KINDS).tolist()
         kind = kinds.pop()
@@ -113,7 +127,7 @@ def random_run(num_operations, seed=seeds.SEED):
             new_keys = rng.choice(max(len(keys), pools.num_tasks) + 5, pools.num_tasks).tolist()  # some twice
             twin = CountingTwin(happened, config)
             twin.remap(old, keys, new_keys)
-            state, keys = pools.remap(state, keys, new_keys), new_keys
+            state, keys = late(pools.remap(state, keys, new_keys)), new_keys
         else:
             state = pools.reset_metrics(state)
             twin.reset_metrics()

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, check_tree, rarely, rejects, stack
+from helpers import at, check_tree, leaves_of, rarely, rejects
+from lanes import EAGER, SCANS, num_lanes, results
 from oracles import TasksTwin
 from scipy import stats
 
 import jaxreplay as jr
 
 N, GROUPS, ROLLOUTS, STEPS = 11, 6, 4, 25
-EAGER, SCANS = "eager", "scans under vmap"
 
 
 def mean(successes, trials, age):
@@ -43,39 +43,32 @@ def check(state, twin):
 def test_tasks_do_what_their_twin_does(way, decay):
     tasks = jr.Tasks(num_tasks=N, score=mean, prior=(2.0, 1.0), decay=decay, refresh=N)
     rng = seeds.rng("tasks", way, decay)
-    lanes = 1 if way == EAGER else 4
-    given = [[random_groups(rng) for _ in range(STEPS)] for _ in range(lanes)]
-    if way == EAGER:
-        state, kept = tasks.init(), []
-        for groups in given[0]:
-            state, flags = tasks.update(state, *groups[:2], mask=groups[2])
-            kept.append(flags)
-        states, kept = stack(state), np.stack(kept)[None]
-    else:
+    given = [[random_groups(rng) for _ in range(STEPS)] for _ in range(num_lanes(way))]
 
-        def run(groups):
-            return jax.lax.scan(lambda s, g: tasks.update(s, *g[:2], mask=g[2]), tasks.init(), groups)
+    def step(state, groups):
+        state, kept = tasks.update(state, *groups[:2], mask=groups[2])
+        return state, (kept, state)
 
-        states, kept = jax.device_get(jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given))))
+    kept, states = results(way, tasks.init(), step, given)
     happened = collections.Counter()
-    for lane in range(lanes):
-        twin, state = TasksTwin(N, tasks.prior, decay), at(states, lane)
-        for step, groups in enumerate(given[lane]):
-            before = twin.rejected
+    for lane, of_lane in enumerate(given):
+        twin = TasksTwin(N, tasks.prior, decay)
+        for number, groups in enumerate(of_lane):
+            before, state = twin.rejected, at(states, (lane, number))
             expected = twin.update(*groups)
-            assert kept[lane][step].tolist() == expected
+            assert kept[lane, number].tolist() == expected
+            check(state, twin)
             happened["kept"] += sum(expected)
             happened["rejected"] += twin.rejected - before
             happened["twice"] += len(groups[0]) - len(set(groups[0].tolist()))
-        check(state, twin)
         # Every task was scored in the last update.
         counts, age = twin.counts(np.arange(N)), np.asarray(twin.updates - 1 - twin.last)
         scores = counts[0] / counts[1] + 0.25 * np.minimum(age, 3)
-        np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
+        np.testing.assert_allclose(leaves_of(state.tree), scores, rtol=1e-6)
         np.testing.assert_allclose(tasks.probabilities(state), scores / scores.sum(), rtol=1e-5)
         np.testing.assert_allclose(tasks.success_rates(state), counts[0] / counts[1], rtol=1e-6)
     least = {"kept": 60, "rejected": 5, "twice": 10}
-    assert all(happened[what] > count * lanes for what, count in least.items()), happened
+    assert all(happened[what] > count * len(given) for what, count in least.items()), happened
 
 
 def test_tasks_are_scored_anew_in_turn():
@@ -100,23 +93,17 @@ def test_ages_count_from_the_latest_update_that_had_a_group():
     def one_more(successes, trials, age):
         return 1 + age.astype(jnp.float32)
 
-    by_age, by_rate = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False), jr.Tasks(num_tasks=3)
-    second = jr.Tasks(
-        num_tasks=3, score=jr.scores.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1))
-    )
-    state, other, one = by_age.init(), by_rate.init(), np.ones((1, 1))
-    seen = []
+    by_age = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False)
+    nearest_one = jr.scores.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1))
+    state, seen = by_age.init(), []
     for task in (0, 9, 1, 9, 2, 1, 9):
-        state, _ = by_age.update(state, np.array([task]), one)
-        other, _ = by_rate.update(other, np.array([task]), one)
-        seen.append(jr.sum_tree.leaves(state.tree).tolist())
-        for tasks, its in ((by_age, state), (by_rate, other)):
-            moved = tasks.remap(its, "abc", "abc")
-            np.testing.assert_array_equal(jr.sum_tree.leaves(moved.tree), jr.sum_tree.leaves(its.tree))
+        state, _ = by_age.update(state, np.array([task]), np.ones((1, 1)))
+        seen.append(leaves_of(state.tree).tolist())
+        np.testing.assert_array_equal(leaves_of(by_age.remap(state, "abc", "abc").tree), seen[-1])
     assert seen == [[1, 1, 1], [1, 1, 1], [2, 1, 2], [2, 1, 2], [3, 2, 1], [4, 1, 2], [4, 1, 2]]
     assert jr.sum_tree.leaves(by_age.remap(state, "abc", "cxa").tree).tolist() == [2, 4, 4]  # x has no group
     assert jr.sum_tree.leaves(by_age.remap(by_age.init(), "abc", "abc").tree).tolist() == [1, 1, 1]
-    drawn, _ = second.sample(state, seeds.key("ages"), 20)
+    drawn, _ = jr.Tasks(num_tasks=3, score=nearest_one).sample(state, seeds.key("ages"), 20)
     assert set(drawn.tolist()) == {2}  # of age 1; draws without such a candidate have a chance of 2e-6
 
 
@@ -166,11 +153,8 @@ def test_law_of_drawn_success_rates():
         ends = np.where(found == 0, smallest, np.minimum(ends, 1))
         distance = np.abs(np.cumsum(counts) / size - beta.cdf(ends)).max()
         assert stats.kstwo.sf(distance, size) > 1e-5, (a, b)
-        shares = {
-            0.0: beta.cdf(smallest),
-            1.0: beta.sf(1 - 2**-25),
-            0.5: beta.cdf(0.5 + 2**-25) - beta.cdf(0.5 - 2**-26),
-        }
+        shares = {0.0: beta.cdf(smallest), 1.0: beta.sf(1 - 2**-25)}
+        shares[0.5] = beta.cdf(0.5 + 2**-25) - beta.cdf(0.5 - 2**-26)
         for rate, share in shares.items():
             assert stats.binomtest(int(np.sum(row == rate)), size, share).pvalue > 1e-6, (a, b, rate)
         if beta.ppf(1e-5) > 1e-20:  # a proposal that should not have been accepted may be far out
@@ -208,8 +192,9 @@ def test_scores():
     np.testing.assert_allclose(jr.scores.uncertainty(won, tried, 0), beta.std(), rtol=1e-6)
     score = jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5)
     np.testing.assert_array_equal(score(won, tried, 0), [0.5, 3.0, 0.5])
-    assert score == jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5)
-    assert hash(score)
+    assert jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5) in {score}
+    for hard, easy in ((0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)):
+        rejects("hard=", jr.scores.success_band, hard, easy)
 
 
 def test_scores_that_no_tree_can_hold():
@@ -246,14 +231,10 @@ def test_the_padding_of_eager_updates_counts_for_nothing():
     tasks = jr.Tasks(num_tasks=3, donate=False)
     numbers, rewards = np.array([1, 2, 1]), np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float32)
     some = np.array([True, True, False])
-    for mask, trials in (
-        (None, [0, 6, 3]),
-        (some, [0, 3, 3]),
-        (np.eye(3) > 0, [0, 2, 1]),
-        (jnp.array(some), [0, 3, 3]),
-    ):
+    masks = {(0, 6, 3): None, (0, 3, 3): some, (0, 2, 1): np.eye(3) > 0}
+    for trials, mask in (*masks.items(), ((0, 3, 3), jnp.array(some))):
         state, kept = tasks.update(tasks.init(), numbers, rewards, mask=mask)
-        assert state.trials.tolist() == trials
+        assert state.trials.tolist() == [*trials]
         assert kept.tolist() == ([True, True, False] if np.ndim(mask) == 1 else [True] * 3)
         assert (int(state.updates), int(state.rejected)) == (1, 0)
     state, kept = tasks.update(state, np.array([0, 9, -1]), rewards, mask=np.zeros(3, bool))
@@ -278,13 +259,8 @@ def test_a_state_for_another_list_of_tasks():
     np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])
     for wrong in (("aa", "xbaa"), ("aab", "xba")):
         rejects(r"(old|new)_keys: got", new.remap, state, *wrong)
-    rejects(
-        r"got a tuple, expected integers; give sample\(...\)\[0\]",
-        new.update,
-        new.init(),
-        new.sample(new.init(), seeds.key(), 2),
-        np.ones((2, 1)),
-    )
+    drawn = new.sample(new.init(), seeds.key(), 2)
+    rejects(r"got a tuple, .* give sample\(...\)\[0\]", new.update, new.init(), drawn, np.ones((2, 1)))
     rejects(r"num_tasks=4: this state has tasks \[3\]", new.sample, state, seeds.key(), 2)
     for tasks in (new, jr.Tasks(num_tasks=4, score=jr.scores.Thompson())):
         rejects(r"key: got", tasks.sample, tasks.init(), np.int32(0), 2)
@@ -305,48 +281,9 @@ def test_metrics():
     assert float(tasks.metrics(state)["tried"]) == np.float32(0.6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_tasks": 0}, "num_tasks=0: must be an integer from 1"),
-        ({"score": 3}, "score=3: must be a function"),
-        ({"prior": (1.0,)}, r"prior=\(1.0,\): must be two numbers"),
-        ({"prior": (0.0, 1.0)}, r"prior\[0\]=0.0: must be a number in"),
-        ({"decay": 0}, "decay=0: must be a number in"),
-        ({"exploration": 2}, "exploration=2: must be a number in"),
-        ({"refresh": 9}, "refresh=9: must be an integer from 0 to 4"),
-    ],
-)
-def test_settings_that_are_refused(settings, message):
-    rejects(message, jr.Tasks, **{"num_tasks": 4} | settings)
-
-
-@pytest.mark.parametrize(("hard", "easy"), [(0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)])
-def test_bands_that_are_refused(hard, easy):
-    rejects("hard=", jr.scores.success_band, hard, easy)
-
-
 def test_an_update_is_in_place():
-    tasks = jr.Tasks(num_tasks=3)
-    state = tasks.init()
-    trials = state.trials
-    tasks.update(state, np.array([1]), np.ones((1, 1)))
-    assert trials.is_deleted()
-    kept = dataclasses.replace(tasks, donate=False)
-    state = kept.init()
-    kept.update(state, np.array([1, 2, 0]), np.ones((3, 4)))
-    assert not state.trials.is_deleted()
-
-
-def test_no_dtype_or_rank_is_promoted():
-    scores = jr.scores.learnability, jr.scores.uncertainty, jr.scores.thompson, jr.scores.success_band(0.1, 0.9)
-
-    def calls(score):
-        tasks = jr.Tasks(num_tasks=7, score=score, decay=0.9, exploration=0.1, refresh=2)
-        state, _ = tasks.update(tasks.init(), np.array([1, 5, 1]), np.ones((3, 2), np.float32))
-        drawn, _ = tasks.sample(state, seeds.key("strict"), 5)
-        return drawn, tasks.metrics(tasks.remap(state, "abcdefg", "gfedcba"))
-
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        for drawn, _ in jax.jit(lambda: [*map(calls, scores)])():
-            assert np.isin(drawn, np.arange(7)).all()
+    for donate in (True, False):
+        tasks = jr.Tasks(num_tasks=3, donate=donate)
+        state = tasks.init()
+        tasks.update(state, np.array([1, 2, 0]), np.ones((3, 4)))
+        assert state.trials.is_deleted() == donate

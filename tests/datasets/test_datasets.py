@@ -5,6 +5,7 @@ import pathlib
 import sys
 import types
 
+import chex
 import jax
 import numpy as np
 import oracles
@@ -67,11 +68,7 @@ def check_rows(steps, twin):
     expected = twin.rows()
     assert len(expected) == len(steps.ends)
     for t, row in enumerate(expected):
-        found = jax.tree.map(lambda x, t=t: x[t, 0], steps.rows)
-        assert all(np.array_equal(found["observation"][name], row["observation"][name]) for name in ("x", "id"))
-        assert {name: found[name] for name in row if name != "observation"} == {
-            name: value for name, value in row.items() if name != "observation"
-        }
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, t=t: x[t, 0], {name: steps.rows[name] for name in row}), row)
         assert steps.ends[t, 0] == (not row["step"])
 
 
@@ -89,20 +86,13 @@ def test_what_is_drawn_is_the_data(endings, with_next):
     state = SEQUENCES.add(SEQUENCES.init(padded.rows), padded.rows, ends=padded.ends)
     items = SEQUENCES.get(state, np.arange(NUM_ROWS - N, dtype=np.int32))
     check_transitions(*view(items), twin, N)
-    batch = jr.datasets.transitions(*padded, n=N, gamma=GAMMA)
-    assert np.all(np.diff(batch.A) > 0)
-    check_transitions(batch, np.ones(batch.batch_size, bool), twin, N)
-
-
-def test_transitions_are_those_of_the_twin():
-    """Of whole episodes: n is more than the data have steps."""
-    n = 20
-    data, twin = random_data([0, 0, 1, 0, 2, 2, 0, 0, 0, 3, 0, 0], with_next=False)
-    rows, ends = jr.datasets.from_arrays(**data)
-    batch = jr.datasets.transitions({**rows, "return of the episode": np.zeros(3)}, ends, n=n, gamma=GAMMA)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
-    assert batch.S["id"].dtype == np.uint8
-    check_transitions(batch, np.ones(batch.batch_size, bool), twin, n)
+    for n in (N, 20):  # more than the data have steps
+        rows = {**padded.rows, "return of the episode": np.zeros(3)}
+        batch = jr.datasets.transitions(rows, padded.ends, n=n, gamma=GAMMA)
+        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
+        assert batch.S["id"].dtype == np.uint8
+        assert np.all(np.diff(batch.A) > 0)
+        check_transitions(batch, np.ones(batch.batch_size, bool), twin, n)
 
 
 def test_padding_leaves_no_step_undrawn():
@@ -184,16 +174,10 @@ def test_next_observations_may_hold_nan():
 def test_wrong_rows():
     x = np.zeros((3, 1))
     rows = dict.fromkeys(("observation", "action", "reward", "terminated", "truncated", "step"), x)
-    for wrong, ends, message in (
-        ({"observation": x}, x > 0, "rows: no action, reward, terminated, truncated, step; expected a dict of"),
-        (
-            rows | {"reward": np.zeros((3, 1, 1))},
-            x > 0,
-            r"leaf \['reward'\]: got float64\[3, 1, 1\], expected \[3, 1\]",
-        ),
-        (rows, x, r"ends: got float\d+\[3, 1\], expected bool\[3, 1\]"),
-    ):
-        rejects(message, jr.datasets.transitions, wrong, ends)
+    call, wide = jr.datasets.transitions, rows | {"reward": x[..., None]}
+    rejects("rows: no action, reward, terminated, truncated, step; expected a dict of", call, {"observation": x}, x > 0)
+    rejects(r"leaf \['reward'\]: got float64\[3, 1, 1\], expected \[3, 1\]", call, wide, x > 0)
+    rejects(r"ends: got float\d+\[3, 1\], expected bool\[3, 1\]", call, rows, x)
     rejects(r"dataset='cartpole-v0': must be a minari.MinariDataset; load one", jr.datasets.from_minari, "cartpole-v0")
     rejects("no step has a next", jr.datasets.from_minari, types.SimpleNamespace(iterate_episodes=lambda: iter(())))
     rejects("sequence_length=0: must be an integer", jr.datasets.Steps(rows, x > 0).padded, 0)

@@ -122,19 +122,22 @@ def test_all_items_match_the_twin(filled):
 
 def test_a_reservoir_counts_and_has_no_ages():
     buffer = jr.ReservoirBuffer(capacity=CAPACITY, count_updates=True, donate=False)
-    some, ones = np.pad([3, 3, 5, 700], (0, 96), constant_values=-1), np.ones(100, np.float32)
-    state = buffer.add(buffer.init(items(200)), items(200), jax.random.key(0), mask=np.arange(200) < 30)
-    state = buffer.update(state, some, ones)
-    old = buffer.sample(state, jax.random.key(0), 100).indices
-    state = buffer.add(state, items(200), jax.random.key(1), mask=np.ones(200, bool))
-    state = buffer.update(state, old, ones)
-    found = jr.diagnostics(buffer, state, thorough=True)
-    still = int(np.sum(np.isin(old, state.handles)))
+
+    @jax.jit
+    def play(first, second):
+        state = buffer.add(buffer.init(items(200)), items(200), first, mask=np.arange(200) < 30)
+        state = buffer.update(state, np.array([3, 3, 5, 700]), np.ones(4))
+        old = buffer.sample(state, first, 100).indices
+        state = buffer.update(buffer.add(state, items(200), second), old, np.ones(100))
+        drawn = jr.diagnostics(buffer, state, sample=buffer.sample(state, first, 100))
+        return old, state.handles, jr.diagnostics(buffer, state, thorough=True), drawn
+
+    old, handles, found, drawn = jax.device_get(play(jax.random.key(0), jax.random.key(1)))
+    still = int(np.sum(np.isin(old, handles)))
     assert (found["late"], found["updates_per_item"] * CAPACITY) == (1 + 100 - still, still)
     assert found["kept"] == np.float32(40 / 230)
-    found = jr.diagnostics(buffer, state, sample=buffer.sample(state, jax.random.key(0), 100))
-    assert float(found["draws/effective_sample_size"]) == 100
-    assert not any("age" in name for name in found)
+    assert drawn["draws/effective_sample_size"] == 100
+    assert not any("age" in name for name in drawn)
 
 
 def sequence_buffer(sampler):
@@ -161,23 +164,18 @@ ALWAYS = ("mixture", "prioritized")
 PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 
 
-def filled_with(buffer, skewed=True):
+def filled_with(buffer):
     if isinstance(buffer, jr.SequenceBuffer):
-        rows = np.arange(40.0, dtype=np.float32).reshape(20, 2)
-        ends = rows % 7 == 0
-        states = [buffer.init(rows)]
-        for k in range(0, 20, 10):
-            states.append(buffer.add(states[-1], rows[k : k + 10], ends=ends[k : k + 10]))
-        state = states[-1]
+        rows = np.arange(40.0, dtype=np.float32).reshape(2, 10, 2)
+        state = buffer.add(buffer.init(rows[0]), rows[0], ends=rows[0] % 7 == 0)
+        state = buffer.add(state, rows[1], ends=rows[1] % 7 == 0)
     elif isinstance(buffer, jr.Mixture):
         state = buffer.add(buffer.add(buffer.init(items(4)), 0, items(4)), 1, items(8))
     else:
         state = buffer.add(buffer.init(items(8)), items(8))
-    if skewed:
-        drawn = buffer.sample(state, jax.random.key(3), 8)
-        some = np.where(np.arange(8) % 3 == 0, drawn.indices, -1)
-        state = buffer.update(state, some, np.arange(8, dtype=np.float32) ** 3)
-    return state
+    drawn = buffer.sample(state, jax.random.key(3), 8)
+    some = jnp.where(np.arange(8) % 3 == 0, drawn.indices, -1)
+    return buffer.update(state, some, np.arange(8, dtype=np.float32) ** 3)
 
 
 @pytest.mark.parametrize(("kind", "sampler"), [pair if pair == ALWAYS else rarely(pair) for pair in PAIRS])
@@ -185,12 +183,13 @@ def test_every_buffer(kind, sampler):
     buffer = BUFFERS[kind](SAMPLERS[sampler])
     example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
     look = jax.jit(lambda state: jr.diagnostics(buffer, state, jax.random.key(0), batch_size=50, thorough=True))
-    empty, found = jax.device_get((look(buffer.init(example)), look(filled_with(buffer))))
+    states = jax.jit(lambda: (buffer.init(example), filled_with(buffer)))()
+    empty, found = jax.device_get([look(state) for state in states])
     assert all(np.isfinite(x) for x in (*empty.values(), *found.values()))
     assert empty.keys() == found.keys()
     prefix = "1/" if kind == "mixture" else ""
     assert empty[f"{prefix}size"] == empty[f"{prefix}fill"] == empty[f"{prefix}drawable"] == 0
-    assert found["size"] == int(buffer.size(filled_with(buffer)))
+    assert found["size"] == int(buffer.size(states[1]))
     if kind == "mixture":
         assert found["size"] == found["0/size"] + found["1/size"] == 12
         np.testing.assert_allclose(found["0/top_10pct_mass"], 0.1, rtol=1e-6)
@@ -258,16 +257,20 @@ def test_draws_from_shards_match_the_twin(counts):
 def test_counts_of_a_partly_filled_buffer_are_of_its_items():
     """All stored items are updated; the rest of the storage is not counted."""
     buffer = jr.ReplayBuffer(capacity=12, count_updates=True, donate=False)
-    state = buffer.add(buffer.init(items(8)), items(8), mask=np.arange(8) < 5)
-    for handles, never in ((np.arange(8), 0.0), (np.arange(8) % 3, 0.4)):
-        updated = buffer.update(state, handles, np.ones(8))
-        exact = jr.diagnostics(buffer, updated, thorough=True)
-        assert_close(
-            exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": (5 + 3 * (never > 0)) / 5}
-        )
-        drawn = jr.diagnostics(buffer, updated, jax.random.key(0))["never_updated"]
-        np.testing.assert_allclose(drawn, never, atol=0.15 * (never > 0))  # five deviations of 256 draws
-    of_both = jr.diagnostics(jr.Mixture(buffers=(buffer, buffer)), (updated, updated), jax.random.key(0))
+
+    @jax.jit
+    def look(handles):
+        state = buffer.add(buffer.init(items(8)), items(8), mask=np.arange(8) < 5)
+        state = buffer.update(state, handles, np.ones(8))
+        found = jr.diagnostics(buffer, state, thorough=True), jr.diagnostics(buffer, state, jax.random.key(0))
+        return *found, state
+
+    for handles, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
+        exact, drawn, state = look(handles)
+        assert_close(exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": updates / 5})
+        atol = 0.15 * (never > 0)  # five deviations of 256 draws
+        np.testing.assert_allclose(drawn["never_updated"], never, atol=atol)
+    of_both = jax.jit(lambda x: jr.diagnostics(jr.Mixture(buffers=(buffer, buffer)), (x, x), jax.random.key(0)))(state)
     assert of_both["0/never_updated"] != of_both["1/never_updated"], "the sources are drawn by one key"
 
 
@@ -277,18 +280,22 @@ def test_spent_items_are_counted_as_spent_alone(num_shards):
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority="stored")
     whole = jr.ReplayBuffer(capacity=32, sampler=sampler, max_uses=1, donate=False)
     buffer = over_devices(whole, 2) if num_shards == 2 else whole
-    td_errors = np.where(np.arange(16) == 9, 3.0, 0.0).astype(np.float32)
-    state = buffer.add(buffer.init(items(16)), items(16), td_errors=td_errors)
-    handles = np.where(np.arange(16) < 8, np.arange(16), -1).astype(np.int32)
-    state = buffer.update(state, handles, np.full(16, 100.0, np.float32))
+    numbers = np.arange(16, dtype=np.int32)
+
+    @jax.jit
+    def look(key):
+        td_errors = np.where(numbers == 9, 3.0, 0.0).astype(np.float32)
+        state = buffer.add(buffer.init(items(16)), items(16), td_errors=td_errors)
+        state = buffer.update(state, np.where(numbers < 8, numbers, -1), np.full(16, 100.0, np.float32))
+        drawn = [jr.diagnostics(buffer, state, key, thorough=thorough) for thorough in (False, True)]
+        return *drawn, buffer.size(state), jr.diagnostics(buffer, buffer.clear(state))
+
+    drawn, found, size, none = look(jax.random.key(0))
     expected = {"size": 8, "fill": 0.5, "drawable": 0.5, "spent": 8, "max_priority": 3, "total_priority": 3}
-    expected |= {"top_10pct_mass": 1, "updates_per_item": 0.5}
-    found = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
-    assert_close(found, expected)
-    assert found["size"] == buffer.size(state)
-    del expected["updates_per_item"]
-    assert_close(jr.diagnostics(buffer, state, jax.random.key(0)), expected)
-    none = jr.diagnostics(buffer, buffer.clear(state))
+    expected |= {"top_10pct_mass": 1}
+    assert_close(drawn, expected)
+    assert_close(found, expected | {"updates_per_item": 0.5})
+    assert found["size"] == size
     assert_close(none, {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1})
 
 
@@ -298,14 +305,21 @@ def test_counts_of_shards_are_sums_over_all():
     buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, count_updates=True, donate=False), 3)
     place, td_errors = np.arange(24) % 8, np.repeat(np.float32([2, 1, 2]), 8)
     td_errors[[0, 8, 12]] = np.inf
-    state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
-    handles = np.where((np.arange(24) // 8 == 1) & (place < 6), state.ring.period + place, -1)
-    state = buffer.update(state, handles, np.where(place == 5, np.nan, 3.0).astype(np.float32))
+
+    @jax.jit
+    def look(key):
+        state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
+        handles = jnp.where((np.arange(24) // 8 == 1) & (place < 6), np.arange(24) // 8 * state.ring.period + place, -1)
+        state = buffer.update(state, handles, np.where(place == 5, np.nan, 3.0).astype(np.float32))
+        drawn = jr.diagnostics(buffer, state, key, batch_size=1)  # a row of each shard
+        return drawn, jr.diagnostics(buffer, state, thorough=True)
+
     # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
     expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 0, "updates": 1}
     expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
-    assert_close(jr.diagnostics(buffer, state, jax.random.key(0), batch_size=1), expected)  # a row of each shard
-    assert_close(jr.diagnostics(buffer, state, thorough=True), expected | {"updates_per_item": 6 / 9})
+    drawn, found = look(jax.random.key(0))
+    assert_close(drawn, expected)
+    assert_close(found, expected | {"updates_per_item": 6 / 9})
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -315,24 +329,36 @@ def test_the_drawable_share_of_sequences(num_shards):
     buffer = jr.SequenceBuffer(**kind, windows="inside", donate=False)
     inside, whole = (oracles.SequenceTwin(*kind.values(), windows) for windows in ("inside", "any"))
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
-    state, rng = buffer.init(np.zeros((5, 4), np.int32)), seeds.rng(0)
-    for stored in (5, 10, 10):
-        rows, ends = np.zeros((5, 4), np.int32), rng.random((5, 4)) < [0.05, 0.1, 0.5, 0.4]
+    rows, rng = np.zeros((5, 4), np.int32), seeds.rng(0)
+    state = buffer.init(rows)
+
+    @jax.jit
+    def add(state, ends):
         state = buffer.add(state, rows, ends=ends)
+        return state, jr.diagnostics(buffer, state)
+
+    for stored in (5, 10, 10):
+        ends = rng.random((5, 4)) < [0.05, 0.1, 0.5, 0.4]
+        state, found = add(state, ends)
         inside.add(rows, ends), whole.add(rows, ends)
-        expected = len(inside.handles) / len(whole.handles)
-        assert 0 < expected < 1
-        assert_close(
-            jr.diagnostics(buffer, state), {"size": len(inside.handles), "fill": stored / 10, "drawable": expected}
-        )
+        size, share = len(inside.handles), len(inside.handles) / len(whole.handles)
+        assert 0 < share < 1
+        assert_close(found, {"size": size, "fill": stored / 10, "drawable": share})
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def thorough_of(buffer, stored, updated):
+    """Of a buffer with these of 40 items, all TD errors 0."""
+    zeros = np.zeros(40, np.float32)
+    state = buffer.add(buffer.init(items(40)), items(40), mask=stored, td_errors=zeros)
+    state = buffer.update(state, jnp.where(updated, np.arange(40), -1), zeros)
+    return jr.diagnostics(buffer, state, thorough=True)
 
 
 def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():
     """A shard of 1 item and one of 12, which are half of the law each."""
     buffer = over_devices(jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0)), 2)
-    stored = np.arange(40) % 20 < np.repeat([1, 12], 20)
-    state = buffer.add(buffer.init(items(40)), items(40), mask=stored, td_errors=np.zeros(40, np.float32))
-    found = jr.diagnostics(buffer, state, thorough=True)
+    found = thorough_of(buffer, np.arange(40) % 20 < np.repeat([1, 12], 20), np.zeros(40, bool))
     assert float(found["stored/priority_zero"]) == 1
     assert_close(found, {"top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
 
@@ -340,11 +366,9 @@ def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():
 def test_all_items_without_priorities_of_which_some_are_spent():
     """The draw is uniform over the others: of one item of two, of ten of forty, or of a single one."""
     buffer = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0), max_uses=1)
-    slots, zeros = np.arange(40, dtype=np.int32), np.zeros(40, np.float32)
+    slots = np.arange(40, dtype=np.int32)
     for stored, spent in ((2, 1), (40, 30), (1, 0)):
-        state = buffer.add(buffer.init(items(40)), items(40), mask=slots < stored, td_errors=zeros)
-        state = buffer.update(state, np.where(slots < spent, slots, -1), zeros)
-        found = jr.diagnostics(buffer, state, thorough=True)
+        found = thorough_of(buffer, slots < stored, slots < spent)
         assert float(found["stored/priority_zero"]) == 1
         assert float(found["top_10pct_mass"]) == pytest.approx(0.1 * stored / (stored - spent))
 
@@ -398,12 +422,6 @@ def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
         errors = np.asarray(found[name]) - exact
         assert np.std(errors) < 0.5 / np.sqrt(128)
         assert abs(np.mean(errors)) < 0.01
-
-
-def test_a_draw_without_replacement_takes_all_that_it_can():
-    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Uniform(replacement=False))
-    state = buffer.add(buffer.init(items(10)), items(10))
-    assert jr.diagnostics(buffer, state, jax.random.key(0))["draws/effective_sample_size"] == 10
 
 
 def test_wrong_arguments(filled):

@@ -49,18 +49,15 @@ def transitions(*leading, size=5):
     }
 
 
+PER = jr.Prioritized()
+SOURCES = jr.ReplayBuffer(capacity=10), jr.ReplayBuffer(capacity=90, sampler=PER)
+WINDOWS = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows="inside", sampler=PER)
 CASES = {
     "uniform": (jr.ReplayBuffer(capacity=300), transitions(4)),
     "prioritized": (jr.ReplayBuffer(capacity=5000, sampler=jr.Prioritized(normalize="global")), transitions(4)),
     "reservoir": (jr.ReservoirBuffer(capacity=70, sampler=jr.Prioritized(max_priority="stored")), transitions(4)),
-    "windows": (
-        jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows="inside", sampler=jr.Prioritized()),
-        transitions(1, 3),
-    ),
-    "mixture": (
-        jr.Mixture(buffers=(jr.ReplayBuffer(capacity=10), jr.ReplayBuffer(capacity=90, sampler=jr.Prioritized()))),
-        transitions(4),
-    ),
+    "windows": (WINDOWS, transitions(1, 3)),
+    "mixture": (jr.Mixture(buffers=SOURCES), transitions(4)),
     "pools": (jr.DifficultyPools(tasks_per_env=(70, 50)), None),
 }
 
@@ -157,11 +154,8 @@ def test_shards_take_their_parts():
     sharded = over_devices(jr.ReplayBuffer(capacity=2100, sampler=jr.Prioritized()), 2)
     told = jr.memory(sharded, struct("float32", 4), backend="tpu").tree
     levels = jax.tree.leaves(jax.eval_shape(lambda: jr.sum_tree.init(1050, fanout=128)))
-    alone, stacked = (
-        sum(_memory.device_bytes(axes + x.shape, 4, "tpu") for x in levels)
-        for axes in ((), (1,))  # a shard's leading axis
-    )
-    assert told == stacked != alone
+    stacked = sum(_memory.device_bytes((1, *x.shape), 4, "tpu") for x in levels)  # with a shard's leading axis
+    assert told == stacked != sum(_memory.device_bytes(x.shape, 4, "tpu") for x in levels)
     rejects("must be a multiple of 2", jr.memory, over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
 
 
@@ -174,16 +168,16 @@ def test_running_out_of_memory_gives_the_bytes_and_the_way_to_see_them():
     large = jr.ReplayBuffer(capacity=2**29)
     half = jr.ReplayBuffer(capacity=2**28)
     for bad, leading, count in (
-        (large, (1,), 2**29),
         (jr.ReservoirBuffer(capacity=2**29), (1,), 2**29),
         (jr.SequenceBuffer(length=2**29, num_envs=1, sequence_length=2), (1, 1), 2**29),
         (over_devices(large, 1), (1,), 2**29),
         (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=1), half)), (1,), 2**28),  # the other takes 0.4 GB
     ):
+        items = {"x": struct("float32", *leading, 10**8)}
         with pytest.raises(ValueError, match=rf"{4 * 10**8 * count} bytes.*jr\.memory\(buffer, items\)") as error:
-            bad.init({"x": struct("float32", *leading, 10**8)})
+            bad.init(items)
         assert "RESOURCE_EXHAUSTED" in str(error.value.__cause__)
-        jax.eval_shape(bad.init, {"x": struct("float32", *leading, 10**8)})  # nothing is allocated
+        jax.eval_shape(bad.init, items)  # nothing is allocated
 
 
 def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
@@ -205,16 +199,18 @@ def test_arguments():
     rejects(r"items: must be as DifficultyPools\.init takes them; None", jr.memory, CASES["pools"][0], FRAMES)
 
 
-def frames(*leading, stack=()):
+def steps(*leading, action, **observations):
     flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
-    rest = {"action": struct("int32", *leading), "reward": struct("float32", *leading)}
-    return {"frame": struct("uint8", *leading, 84, 84, *stack), **rest, **flags}
+    observed = {name: struct(dtype, *leading, *shape) for name, (dtype, *shape) in observations.items()}
+    return observed | flags | {"action": action, "reward": struct("float32", *leading)}
 
 
-def rows(*leading, pairs):
-    flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
-    observations = {name: struct("float32", *leading, 300) for name in ("obs", "next_obs")[: 1 + pairs]}
-    return observations | {"action": struct("float32", *leading, 30), "reward": struct("float32", *leading)} | flags
+def frames(*leading):
+    return steps(*leading, frame=("uint8", 84, 84), action=struct("int32", *leading))
+
+
+def rows(*leading, names):
+    return steps(*leading, action=struct("float32", *leading, 30), **dict.fromkeys(names, ("float32", 300)))
 
 
 def stacks(*leading):
@@ -223,25 +219,17 @@ def stacks(*leading):
                               In=struct("float32", *leading), S_next=x)  # fmt: skip
 
 
-PRIORITIZED = jr.Prioritized()
+STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
+MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
 TABLE = {
-    "`SequenceBuffer`, single frames": (
-        jr.SequenceBuffer(length=20_000, num_envs=50, sequence_length=7, sampler=PRIORITIZED),
-        frames(1, 50),
-    ),
-    "`ReplayBuffer`, 3-step transitions of stacks of 4": (
-        jr.ReplayBuffer(capacity=10**6, sampler=PRIORITIZED),
-        stacks(1),
-    ),
+    "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), frames(1, 50)),
+    "`ReplayBuffer`, 3-step transitions of stacks of 4": (jr.ReplayBuffer(capacity=10**6, sampler=PER), stacks(1)),
     "`ReplayBuffer`, sequences of 80 steps, one every 40": (
-        jr.ReplayBuffer(capacity=25_000, sampler=PRIORITIZED),
+        jr.ReplayBuffer(capacity=25_000, sampler=PER),
         frames(1, 80),
     ),
-    "`SequenceBuffer`, single rows": (
-        jr.SequenceBuffer(length=1024, num_envs=4096, sequence_length=4),
-        rows(1, 4096, pairs=False),
-    ),
-    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=4096 * 1024), rows(4096, pairs=True)),
+    "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, names=["obs"])),
+    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, names=["obs", "next_obs"])),
 }
 
 

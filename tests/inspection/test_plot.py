@@ -83,41 +83,39 @@ class Oldest(jr.samplers.Sampler):
         return probabilities
 
 
-def replay(sampler, count=4, **settings):
-    buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
-    rows = np.zeros(4, np.float32)
-    return buffer, buffer.add(buffer.init(rows), rows, mask=np.arange(4) < count, **settings)
+def added(buffer, rows, *arguments, **named):
+    return buffer, buffer.add(buffer.init(rows), rows, *arguments, **named)
+
+
+def replay(sampler, count=4, **named):
+    return added(jr.ReplayBuffer(capacity=4, sampler=sampler), ROWS[:4], mask=np.arange(4) < count, **named)
 
 
 def reservoir():
-    buffer = jr.ReservoirBuffer(capacity=4, sampler=jr.Prioritized())
-    return buffer, buffer.add(buffer.init(np.zeros(9, np.float32)), np.arange(9, dtype=np.float32), jax.random.key(0))
+    return added(jr.ReservoirBuffer(capacity=4, sampler=jr.Prioritized()), ROWS, jax.random.key(0))
 
 
 def streams():
     buffer = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=jr.Prioritized())
-    rows = np.zeros((12, 2), np.float32)
-    return buffer, buffer.add(buffer.init(rows), rows, ends=np.arange(24).reshape(12, 2) % 7 == 0)
+    return added(buffer, np.zeros((12, 2), np.float32), ends=np.arange(24).reshape(12, 2) % 7 == 0)
 
 
-def sharded():
-    buffer = over_devices(jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized()), 2)
-    rows = np.zeros(8, np.float32)
-    return buffer, buffer.add(buffer.init(rows), rows, td_errors=np.arange(8, dtype=np.float32))
+def sharded(rows, sampler, **named):
+    return added(over_devices(jr.ReplayBuffer(capacity=8, sampler=sampler), 2), rows, **named)
 
 
 def half_empty():
     """Two items in the first of two shards."""
-    buffer = over_devices(jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(alpha=1.0, beta=1.0)), 2)
-    rows, errors = np.zeros(4, np.float32), np.array([1, 3, 9, 9], np.float32)
-    return buffer, buffer.add(buffer.init(rows), rows, mask=np.arange(4) < 2, td_errors=errors)
+    errors = np.array([1, 3, 9, 9], np.float32)
+    return sharded(ROWS[:4], jr.Prioritized(alpha=1.0, beta=1.0), mask=np.arange(4) < 2, td_errors=errors)
 
 
 def mixture():
     buffer = jr.Mixture(buffers=(replay(jr.Uniform())[0], reservoir()[0]))
-    return buffer, buffer.add(buffer.init(np.zeros(4, np.float32)), 1, np.zeros(4, np.float32), jax.random.key(0))
+    return buffer, buffer.add(buffer.init(ROWS[:4]), 1, ROWS[:4], jax.random.key(0))
 
 
+ROWS = np.arange(9, dtype=np.float32)
 CASES = {
     "empty": (lambda: replay(jr.Prioritized(), 0), [""]),
     "no mass": (lambda: replay(jr.Prioritized(epsilon=0.0), td_errors=np.zeros(4, np.float32)), [AGES, MASS, WEIGHTS]),
@@ -126,7 +124,7 @@ CASES = {
     "own sampler": (lambda: replay(Oldest()), [AGES, MASS, WEIGHTS]),
     "reservoir": (reservoir, [PRIORITIES, MASS, WEIGHTS]),
     "sequences": (streams, TITLES),
-    "sharded": (sharded, TITLES),
+    "sharded": (lambda: sharded(ROWS[:8], jr.Prioritized(), td_errors=ROWS[:8]), TITLES),
     "half empty": (half_empty, TITLES),
     "mixture": (mixture, ["", PRIORITIES, MASS, WEIGHTS]),
 }

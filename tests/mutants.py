@@ -28,18 +28,18 @@ import time
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxreplay"
-OTHER_TESTS = {
-    "testing": "test_testing.py",
-    "__main__": "test_main.py",
-    "__init__": "test_imports.py",
-}  # of rooms without a folder
 MORE_TESTS = {
+    "__main__": ["test_main.py"],
+    "__init__": ["test_imports.py"],
+    "testing/_rules": ["test_testing.py"],
+    "testing/_buffers": ["test_testing.py", "buffers/test_contract.py"],
+    "testing/_samplers": ["test_testing.py", "samplers/test_every_sampler.py"],
     "_common/calls": ["buffers/test_arguments.py", "buffers/test_contract.py"],
     "_common/files": ["datasets/test_recorder.py", "checkpoint/test_checkpoint_files.py"],
     "_common/random": ["buffers/test_contract.py"],
     "_common/signals": ["wrappers/test_interrupts.py"],
     "_common/checks": ["test_wrong_use.py", "buffers/test_arguments.py"],
-}  # of modules of which only their users tell
+}  # of modules without a folder, or of which only their users tell
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 EXTREMES = {"min": "max", "minimum": "maximum", "pmin": "pmax", "cummin": "cummax", "argmin": "argmax"}
@@ -323,8 +323,6 @@ def in_turns(items, seed, *keys):
 
 def tests_of(mutant):
     """The files of the room, those named as the module first, then the short ones; of barriers also temporaries."""
-    if mutant.room in OTHER_TESTS:
-        return [f"tests/{OTHER_TESTS[mutant.room]}"]
     stem = pathlib.Path(mutant.module).name.strip("_").rstrip("s")
     files = (ROOT / "tests" / mutant.room).glob("test_*.py")
     files = sorted(files, key=lambda x: (stem not in x.stem, x.stat().st_size))

@@ -84,7 +84,7 @@ def late(state):
     When a task entered the normal pool does not matter, and was long ago.
     """
     env, pool = _state.pools_of(state)
-    shift, ago = state.entered + np.uint32([5, 2**31 + 5, 5]), jnp.where(pool == 0, jnp.uint32(2**31), 0)
+    shift, ago = state.entered + np.uint32([5, 2**31 + 5, 5]), (pool == 0).astype(np.uint32) * np.uint32(2**31)
     return dataclasses.replace(state, entry=state.entry - shift[env, pool] - ago, entered=state.entered - shift)
 
 

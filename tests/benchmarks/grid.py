@@ -16,7 +16,7 @@ from settings import SEQUENCE_LENGTH, Setting
 
 import jaxreplay as jr
 
-PACKAGES = ("flashbax", "cpprb", "torchrl", "rejax", "jaxnasium", "memorax", "jaxued")
+PACKAGES = ("flashbax", "cpprb", "torchrl", "brax", "rejax", "jaxnasium", "memorax", "jaxued")
 HOST_LIBRARIES = {"cpprb", "torchrl"}
 BASE = "jaxreplay"
 
@@ -76,6 +76,7 @@ EAGER = {
 UNIFORM = {
     BASE: functools.partial(scan_program, functools.partial(OURS, sampler=jr.Uniform())),
     "flashbax": functools.partial(scan_program, functools.partial(FLASHBAX, uniform=True)),
+    "brax": functools.partial(scan_program, jax_buffers.brax_uniform),
     "cpprb": functools.partial(host_buffers.cpprb_program, prioritized=False),
     "torchrl": functools.partial(host_buffers.torchrl_program, prioritized=False),
 }
@@ -91,9 +92,10 @@ TASKS = {
 }
 
 
-def storage_bytes(part: str, setting: Setting) -> int:
+def storage_bytes(part: str, setting: Setting, library: str) -> int:
     """Estimated bytes of the buffer of a program."""
     item = {"a": 0, "h": 0, "k": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(part, setting.item_bytes)
+    item *= 4 if library == "brax" and setting.items == "frames" else 1  # it keeps floats
     return setting.seeds * setting.capacity * (item + 12)
 
 

@@ -170,6 +170,21 @@ def flashbax_trajectory(setting: Setting) -> Buffer:
     return _flashbax(setting, flashbax_trajectory_buffer(*sizes, alpha=ALPHA), added=added, fill=(added, streams))
 
 
+def brax_uniform(setting: Setting) -> Buffer:
+    from brax.training.replay_buffers import UniformSamplingQueue
+
+    item = jax.tree.map(lambda x: jnp.asarray(x)[0], setting.batch(1))
+    queue = UniformSamplingQueue(setting.capacity, item, setting.batch_size)
+
+    def sample(state, key):
+        state, items = queue.sample_internal(state)
+        return state, items, None, jnp.ones(setting.batch_size)
+
+    init = functools.partial(queue.init, jax.random.key(0))
+    added, fill = (setting.num_added,), setting.fill()
+    return Buffer(init, queue.insert_internal, sample, lambda state, *_: state, added, fill)
+
+
 def many(state: Any, setting: Setting) -> Any:
     """`setting.seeds` states if more than one."""
     if setting.seeds == 1:

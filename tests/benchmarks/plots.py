@@ -15,7 +15,7 @@ COLOURS = {
     "flashbax ordered": "tab:red",
     "naive": "tab:gray",
 }
-COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple"}
+COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple", "brax": "tab:cyan"}
 
 
 def save(result: dict[str, Any], folder: pathlib.Path) -> None:

@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MODULES = {"torchrl": "torchrl._torchrl", "rejax": "rejax.buffers", "memorax": "memorax.buffers"}
-MODULES |= {"jaxnasium": "jaxnasium.algorithms.core", "jaxued": "jaxued.level_sampler"}
+MODULES |= {"brax": "brax.training.replay_buffers", "jaxued": "jaxued.level_sampler"}
+MODULES |= {"jaxnasium": "jaxnasium.algorithms.core"}
 
 
 def importable(names: list[str]) -> set[str]:
@@ -76,7 +77,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
     fitting, figures = {}, {}
     for key, make in group.makers.items():
         place = "device" if on_device and peer(key[1]) not in HOST_LIBRARIES else "host"
-        stored = storage_bytes(group.part, key[0])
+        stored = storage_bytes(group.part, *key)
         if stored > room[place]:
             figures[key] = {"error": f"does not fit: {stored / 1e9:.1f} GB"}
             continue

@@ -87,6 +87,8 @@ SURVIVORS = {
     "not always_drawable and len(ages) < num_starts -> ((len(ages) < num_starts))": FASTER,
     "buffers/_every_sequence.advance: "
     "not always_drawable and len(ages) < num_starts -> ((not always_drawable))": FASTER,
+    "_common/layouts._view: stride % _tile(rows.dtype) -> (stride)": FASTER,
+    "curricula/_levels.Levels.get: self.capacity - 1 -> (self.capacity)": "a slot without a level, which has no meaning",
     "inspection/_diagnostics._draws: num_shards > 1 -> ((num_shards) >= (1)) (#2)": FASTER,
     "samplers/_recent.Recent.sample: jnp.maximum(live.older + live.size, 1) -> (live.older + live.size)": (
         "NaN where nothing is stored, of which nothing is told"

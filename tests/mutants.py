@@ -88,7 +88,8 @@ SURVIVORS = {
     "buffers/_every_sequence.advance: "
     "not always_drawable and len(ages) < num_starts -> ((not always_drawable))": FASTER,
     "_common/layouts._view: stride % _tile(rows.dtype) -> (stride)": FASTER,
-    "curricula/_levels.Levels.get: self.capacity - 1 -> (self.capacity)": "a slot without a level, which has no meaning",
+    "curricula/_levels.Levels.get: self.capacity - 1 -> (self.capacity)": "a slot without a level means nothing",
+    "inspection/_diagnostics._draws: jnp.maximum(jnp.sum(sizes), 1.0) -> (jnp.sum(sizes))": "shares of nothing",
     "inspection/_diagnostics._draws: num_shards > 1 -> ((num_shards) >= (1)) (#2)": FASTER,
     "samplers/_recent.Recent.sample: jnp.maximum(live.older + live.size, 1) -> (live.older + live.size)": (
         "NaN where nothing is stored, of which nothing is told"

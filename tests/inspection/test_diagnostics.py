@@ -424,12 +424,6 @@ def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
         assert abs(np.mean(errors)) < 0.01
 
 
-def test_a_draw_from_nothing_is_told_in_numbers():
-    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized())
-    found = jax.jit(lambda key: jr.diagnostics(buffer, buffer.init(items(8)), key))(jax.random.key(0))
-    assert np.all(np.isfinite([*found.values()]))
-
-
 def test_a_draw_without_replacement_takes_all_that_it_can():
     buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Uniform(replacement=False))
     state = buffer.add(buffer.init(items(10)), items(10))

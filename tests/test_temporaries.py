@@ -83,9 +83,9 @@ def compiled_scan(step, carry, seeds, **settings):
     def run(carry, key):
         return lax.scan(step, carry, jax.random.split(key, 4), **settings)
 
-    key = jax.random.key(0)
     if seeds:
-        carry, run, key = stacked(carry, seeds), jax.vmap(run), jax.random.split(key, seeds)
+        carry, run = stacked(carry, seeds), jax.vmap(run)
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (seeds,) if seeds else ()))
     return compiled(jax.jit(run, donate_argnums=0), carry, key)
 
 

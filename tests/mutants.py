@@ -66,6 +66,7 @@ SURVIVORS = {
     "((not isinstance(x, jax.core.Tracer)))": "arrays of which another process has a part",
     'buffers/_uses.Uses.update: of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) -> '
     'of_slots.at[slots].get(mode="fill", wrap_negative_indices=False)': "the least int32, which is below it too",
+    "checkpoint/_arrays.chunks_of: most > 1 -> False": FASTER,
     "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,
     "samplers/_weights.importance_weights: beta <= 1 -> ((beta) < (1))": "1 is 1 either way",
     "samplers/_prioritized.Prioritized.migrated: "

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.versions
 def items(*shape):
     ids = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     halves, frames = (ids[..., None] * np.ones(3)).astype(jnp.bfloat16), (ids[..., None] * np.ones(3)).astype(np.uint8)
-    return {"id": ids, "carry": (halves, frames)}
+    return {"id": ids, "flag": ids % 3 == 0, "carry": (halves, frames)}
 
 
 PER = jr.Prioritized(alpha=0.7)

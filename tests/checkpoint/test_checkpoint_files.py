@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from checkpoint_runs import assert_same, numbers_in
 from faults import LONG, assert_alone, check_save, damaged, refuse, state, tree
+from helpers import rejects
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _arrays, _files, _processes
@@ -148,6 +149,13 @@ def test_which_folders_are_checkpoints(tmp_path):
     (tmp_path / "a_checkpoint_5").mkdir()
     assert _files.numbers(str(tmp_path)) == [2**31 - 1, 10, 9, 0]
     assert _files.numbers(str(tmp_path), _files.PART) == [2]
+    (tmp_path / f"checkpoint_{2**31}.part").rmdir()
+    rejects("is the last; move the checkpoints to another folder", jr.save, tmp_path, None, full(1), error=OSError)
+
+
+def test_chunks_are_small_in_every_shape():
+    for shape, chunk in (((10, 2**22), (1, 2**22)), ((2, 3 * 2**22), (1, 2**22)), ((2**23,), (2**22,))):
+        assert _arrays.chunks_of(shape, np.dtype("uint8"), shape).chunk == chunk, shape
 
 
 OURS = (

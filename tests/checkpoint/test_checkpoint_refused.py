@@ -189,6 +189,7 @@ UNLIKE = {
     "array for a number": (but(local=Pair(FIRST, jnp.int32(5))), r"saved int, given int32\[\] \(what goes"),
     "number for an array": (but(local=Pair({"y": 0.0, "z": None}, 5)), r"float\d\d\[\], given float \(what goes"),
     "static": (but(flax=FLAX.replace(name="b")), r"like\['flax'\]\.name: saved 'name', given 'b'"),
+    "a type in a tuple": (but(flax=FLAX.replace(settings=(1, np.int8))), r"saved \[1, None\], given \[1, 'int8'\]"),
     "static in a tuple": (but(flax=FLAX.replace(settings=(2, len))), r"saved \[1, None\], given \[2, None\]"),
 }
 

@@ -268,6 +268,7 @@ def test_min_size_counts_sequences_that_may_be_drawn():
 def test_additions_wait_for_draws_and_draws_for_additions():
     shared = shared_replay(ratio=2, slack=8)
     shared.add(batch())
+    assert shared.added == 0, "no item counts before draws begin"
     shared.sample(KEY, 8)
     assert (shared.added, shared.drawn) == (0, 8)
     with thread(shared.sample, KEY, 2) as drawn:

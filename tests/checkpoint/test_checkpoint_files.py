@@ -149,8 +149,9 @@ def test_which_folders_are_checkpoints(tmp_path):
     (tmp_path / "a_checkpoint_5").mkdir()
     assert _files.numbers(str(tmp_path)) == [2**31 - 1, 10, 9, 0]
     assert _files.numbers(str(tmp_path), _files.PART) == [2]
-    (tmp_path / f"checkpoint_{2**31}.part").rmdir()
-    rejects("is the last; move the checkpoints to another folder", jr.save, tmp_path, None, full(1), error=OSError)
+    full_folder = tmp_path / "full"
+    (full_folder / f"checkpoint_{2**31 - 1}").mkdir(parents=True)
+    rejects("is the last; move the checkpoints to another folder", jr.save, full_folder, None, full(1), error=OSError)
 
 
 def test_chunks_are_small_in_every_shape():

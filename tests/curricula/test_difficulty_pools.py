@@ -47,6 +47,7 @@ def lists(pools, state):
                 ring, head = state.queues[number - 1, first : first + count], int(state.heads[e, number - 1])
                 assert [int(ring[(head + i) % count]) for i in range(len(members))] == env[name]
                 assert len(members) <= caps[number - 1]
+                assert 0 <= head < max(count, 1)
         assert state.sizes[e].tolist() == [len(env[name]) for name in PoolsTwin.POOLS]
         assert env["normal"] or count == 0
         found.append(env)

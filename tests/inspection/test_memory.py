@@ -17,6 +17,7 @@ from jaxreplay.inspection import _memory
 GUIDE = (pathlib.Path(__file__).parents[2] / ".docs/pages/guides/sequences.md").read_text()
 # Argument sizes of programs that XLA compiled for a TPU v5e: dtype, shape, bytes.
 ON_TPU = [
+    ("uint8", (8, 0, 2), 0),
     *(("int32", shape, 512) for shape in ((), (1,), (8,), (1, 3), (4, 1))),
     *(("float32", (n,), size) for n, size in ((64, 512), (200, 1024), (600, 4096), (1000, 4096), (5000, 20480))),
     *(("uint8", (n,), size) for n, size in ((5, 512), (128, 512), (300, 512), (5000, 5120), (10000, 10240))),

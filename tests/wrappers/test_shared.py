@@ -576,7 +576,7 @@ def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
 # --- devices -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_shards", [0, 4])
+@pytest.mark.parametrize("num_shards", [0, 2])
 def test_arrays_of_another_default_device_are_moved_to_the_state(num_shards):
     """As those of actors are, that run on a device of their own."""
     *own, other = jax.devices()[: max(num_shards, 1) + 1]
@@ -595,4 +595,5 @@ def test_arrays_of_another_default_device_are_moved_to_the_state(num_shards):
         rejects("incompatible devices", shared.add, jax.device_put(batch(), other))
     with shared.state() as cell:
         assert all(x.devices() == {*own} for x in jax.tree.leaves((cell.state, drawn)))
-    assert sorted(stored(shared)) == [*range(8)]
+    assert shared.size() == 8
+    assert {*np.asarray(drawn.items["id"]).tolist()} <= {*range(8)}

@@ -97,10 +97,10 @@ def test_law_of_windows_in_episodes(windows):
     There are so many that the search for the young ones has two rounds.
     """
     windows, gaps = ("any", True) if windows == "gaps" else (windows, False)
-    buffer = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows=windows, gaps=gaps)
-    twin = oracles.SequenceTwin(40, 3, 4, 1, windows, gaps)
+    buffer = jr.SequenceBuffer(length=80, num_envs=3, sequence_length=4, windows=windows, gaps=gaps)
+    twin = oracles.SequenceTwin(80, 3, 4, 1, windows, gaps)
     rng, state = seeds.rng(0), buffer.init(tagged(0, 1, 3))
-    for t in range(0, 95, 5):
+    for t in range(0, 175, 5):
         ids, ends = tagged(3 * t, 5, 3), rng.permutation(15).reshape(5, 3) < 3
         drawable = rng.permutation(15).reshape(5, 3) >= 2 if gaps else None
         state = buffer.add(state, ids, ends=ends, drawable=drawable)

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 import seeds
 from helpers import items, over_devices, rarely, rejects, tree_of
@@ -86,6 +87,31 @@ def test_nothing_is_young_enough_where_a_traced_bound_says_so():
         drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, max_age=np.int32(0))
         for x, value in ((drawn.indices, -1), (drawn.age, -1), (drawn.weights, 0), (drawn.probabilities, 0)):
             np.testing.assert_array_equal(x, np.full(4, value))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("windows", ["inside", "episodes", "gaps"])
+def test_law_of_windows_in_episodes(windows):
+    """Each window that may be drawn is equally likely, also where some were overwritten; so is each young one.
+
+    There are so many that the search for the young ones has two rounds.
+    """
+    windows, gaps = ("any", True) if windows == "gaps" else (windows, False)
+    buffer = jr.SequenceBuffer(length=80, num_envs=3, sequence_length=4, windows=windows, gaps=gaps)
+    twin = oracles.SequenceTwin(80, 3, 4, 1, windows, gaps)
+    rng, state = seeds.rng(0), buffer.init(tagged(0, 1, 3))
+    for t in range(0, 175, 5):
+        ids, ends = tagged(3 * t, 5, 3), rng.permutation(15).reshape(5, 3) < 3
+        drawable = rng.permutation(15).reshape(5, 3) >= 2 if gaps else None
+        state = buffer.add(state, ids, ends=ends, drawable=drawable)
+        twin.add(ids["id"], ends, drawable)
+    for max_age in (12, 10_000):
+        drawn = jax.device_get(buffer.sample(state, seeds.key(max_age), 30_000, max_age=max_age))
+        found, counts = np.unique(drawn.items["id"], axis=0, return_counts=True)
+        young = sorted(twin.sequence(handle) for handle in twin.handles if twin.age(handle) < max_age)
+        assert found.tolist() == young
+        assert len(young) > 5
+        assert chisquare(counts).pvalue > 1e-4
 
 
 @pytest.mark.law

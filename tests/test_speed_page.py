@@ -22,6 +22,7 @@ DRAWS = {
 }
 SIZE = "5 floats, N=2^20, B=256"
 GPU_PEERS = "flashbax", "cpprb"
+ON_CPU = {f"2^{power}": ("b", power, 256, "vector", 1) for power in (14, 17, 20, 22)}
 ON_GPU = {  # part, log2 of the capacity, batch size, items, seeds
     "N = 2^20": ("b", 20, 256, "vector", 1),
     "N = 2^17, frames": ("b", 17, 256, "frames", 1),
@@ -37,23 +38,14 @@ def beside(found):
     return f"{found['us']['median']:.0f} ({found['ratio']['median']:.1f}x)" if found else "-"
 
 
-def replay_steps(cpu):
-    """Part b: microseconds of a step, and beside them the other library's time over ours."""
-    one = {"part": "b", "batch_size": 256, "num_added": 16, "seeds": 1, "items": "vector"}
-    for row in sorted(cpu["rows"], key=lambda row: row["capacity"]):
-        if all(row[name] == value for name, value in one.items()):
-            cells = [f"2^{row['capacity'].bit_length() - 1}", f"{row['libraries']['jaxreplay']['us']['median']:.0f}"]
-            yield [*cells, *(beside(row["libraries"][peer]) for peer in PEERS)]
-
-
-def steps_on_gpu(gpu):
-    """The same for steps of several parts."""
+def steps(result, cells, peers):
+    """Microseconds of a step of each cell, and beside them the other libraries'."""
     names = "part", "capacity", "batch_size", "items", "seeds"
-    rows = {tuple(row[name] for name in names): row["libraries"] for row in gpu["rows"]}
-    for name, (part, power, *others) in ON_GPU.items():
+    rows = {tuple(row[name] for name in names): row["libraries"] for row in result["rows"] if row["num_added"] == 16}
+    for name, (part, power, *others) in cells.items():
         found = rows[part, 2**power, *others]
         ours = f"{found['jaxreplay']['us']['median']:.0f}"
-        yield [name, ours, *(beside(found.get(peer)) for peer in GPU_PEERS)]
+        yield [name, ours, *(beside(found.get(peer)) for peer in peers)]
 
 
 def ratios(cpu):
@@ -81,8 +73,13 @@ def compiled_steps(compiled):
 def test_speed_page():
     page = (ROOT / ".docs/pages/speed.md").read_text()
     cpu, gpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "gpu", "compiled"))
-    tables = [list(replay_steps(cpu)), list(ratios(cpu)), list(compiled_steps(compiled)), list(steps_on_gpu(gpu))]
-    assert [len(table) for table in tables] == [4, len(PARTS), len(DRAWS), len(ON_GPU)]
+    tables = [
+        [*steps(cpu, ON_CPU, PEERS)],
+        [*steps(gpu, ON_GPU, GPU_PEERS)],
+        [*ratios(cpu)],
+        [*compiled_steps(compiled)],
+    ]
+    assert [len(table) for table in tables] == [len(ON_CPU), len(ON_GPU), len(PARTS), len(DRAWS)]
     assert f"{gpu['date']}, jax {gpu['versions']['jax']}, {gpu['device']}" in page
     for table in tables:
         assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page

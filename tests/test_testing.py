@@ -152,19 +152,14 @@ class Small(jr.ReplayBuffer):
     donate: bool = False
 
 
-@config()
-class StoresAtInit(Small):
-    def init(self, items):
-        state = super().init(items)
-        values = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
-        return state.replace(ring=state.ring.replace(size=state.ring.size + len(values)))
+def store_at_init(init, items):
+    state, values = init(items), [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
+    return state.replace(ring=state.ring.replace(size=state.ring.size + len(values)))
 
 
-@config()
-class Widens(Small):
-    def add(self, state, items, *, mask=None):
-        state = super().add(state, items, mask=mask)
-        return state.replace(ring=state.ring.replace(size=state.ring.size.astype(jnp.float32)))
+def widen(add, *arguments, **named):
+    state = add(*arguments, **named)
+    return state.replace(ring=state.ring.replace(size=state.ring.size.astype(jnp.float32)))
 
 
 @config()
@@ -245,8 +240,8 @@ def differ_if_mapped(add, *arguments):
 
 BROKEN_BUFFERS = [
     (testing.CONFIG, NotFrozen()),
-    (testing.ABSTRACT, StoresAtInit()),
-    (testing.STABLE, Widens()),
+    (testing.ABSTRACT, altered(Small, init=store_at_init)()),
+    (testing.STABLE, altered(Small, add=widen)()),
     (testing.STABLE, own(add=lambda add, *args: add(*args) | {"more": jnp.zeros(())})),
     (testing.DONATED, GivesAway()),
     (

@@ -67,6 +67,10 @@ SURVIVORS = {
     "buffers/_sequence.SequenceBuffer._emptied: jnp.minimum(chosen.so_far, 0) -> (chosen.so_far)": "wait tells it too",
     'buffers/_uses.Uses.update: of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) -> '
     'of_slots.at[slots].get(mode="fill", wrap_negative_indices=False)': "the least int32, which is below it too",
+    "_common/xla.full: "
+    "is_tracing() or math.prod(shape) > SMALL or jnp.issubdtype(dtype, jax.dtypes.extended) -> "
+    "((math.prod(shape) > SMALL) or (jnp.issubdtype(dtype, jax.dtypes.extended)))": FASTER,
+    "testing/_buffers._Runs.check_draws: sample.indices >= 0 -> ((sample.indices) > (0))": "one handle of many",
     "checkpoint/_arrays.chunks_of: most > 1 -> False": FASTER,
     "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,
     "samplers/_weights.importance_weights: beta <= 1 -> ((beta) < (1))": "1 is 1 either way",

@@ -175,7 +175,7 @@ def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) 
         row = state.rows.inserted % buffer.length + jnp.clip(time, -buffer.length, -1)
         row = ring.wrap_negative(row, buffer.length)
         places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
-        old = layouts.read(layouts.merge_axes(state.ends), places, fill=False)
+        old = layouts.read(layouts.merge_axes(state.ends), places)
         return jnp.where((time >= 0)[:, None], flags[jnp.clip(time, 0, num_steps - 1)], old)
 
     before = time - 1

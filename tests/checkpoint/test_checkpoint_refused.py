@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import Custom, Flax, Pair, assert_same, recorded, rewrite
-from helpers import rarely
+from helpers import rarely, rejects
+from jax.extend.random import define_prng_impl
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _checkpoint, _config
@@ -206,6 +207,13 @@ def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, name):
     change, message = UNLIKE[name]
     with pytest.raises(ValueError, match=message):
         jr.restore(saved, None, change(SAVED))
+
+
+def test_keys_without_a_name_are_refused(tmp_path):
+    functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"))
+    unnamed = define_prng_impl(key_shape=(2,), **functions)
+    key = jax.random.wrap_key_data(np.zeros(2, np.uint32), impl=unnamed)
+    rejects(r"leaf \['key'\]: PRNG keys of \?, which has no name", jr.save, tmp_path, None, {"key": key})
 
 
 @pytest.mark.parametrize(("saved", "given"), [("float8_e5m2", "float8_e4m3fn"), rarely(("bfloat16", "uint16"))])

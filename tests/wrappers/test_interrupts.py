@@ -260,3 +260,14 @@ def test_other_threads_hold_nothing(handlers):
         pass
     work()
     assert seen == [type(work), signals.Held]
+
+
+def test_a_signal_that_is_still_held_after_the_block_runs_its_handler():
+    ran, before = [], signal.signal(signal.SIGUSR1, lambda *_: ran.append(True))
+    try:
+        with signals.Held() as after:
+            pass
+        after(signal.SIGUSR1, None)  # as where it could not be put back
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ran

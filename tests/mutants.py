@@ -75,6 +75,8 @@ SURVIVORS = {
     "datasets/_rows.transitions: 2**31 - 1 -> (2**31)": "2**31 rows are too many for a test",
     "testing/_samplers._check_words: np.testing.assert_allclose(even, even[0], rtol=1e-3) -> "
     "np.testing.assert_allclose(even, even[0])": "all of ours are more exact",
+    "testing/_samplers._SamplerRuns.outcome: self.sampler.restrict(state, live) if restricts else state -> "
+    "(self.sampler.restrict(state, live))": "check_updates draws from states as they are",
     "testing/_buffers._Runs.check_draws: sample.indices >= 0 -> ((sample.indices) > (0))": "one handle of many",
     "checkpoint/_arrays.chunks_of: most > 1 -> False": FASTER,
     "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,

@@ -155,8 +155,8 @@ def short(num_bytes: float) -> str:
 
 
 def _power(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
+    """The smallest power of two that is at least n, from 1."""
+    return 1 << (n - 1).bit_length()
 
 
 def _bytes(tree: Any, backend: str) -> int:

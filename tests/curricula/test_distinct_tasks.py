@@ -11,6 +11,7 @@ from oracles import distinct_law
 from scipy import stats
 
 import jaxreplay as jr
+from jaxreplay.curricula import _task_lists
 
 DRAWS = 20_000
 
@@ -18,6 +19,12 @@ DRAWS = 20_000
 def score(successes, trials, age):
     """The successes, without the prior."""
     return successes - 1
+
+
+def test_a_task_of_the_least_mass_is_before_those_of_none():
+    mass = np.append(np.zeros(1000), 2.0**-126).astype(np.float32)
+    keys = jax.random.split(seeds.key(0), 100)
+    assert np.all(jax.jit(jax.vmap(lambda key: _task_lists.distinct(key, mass, 1)))(keys) == 1000)
 
 
 def check_law(config, state, law, n):

@@ -428,6 +428,14 @@ def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
     assert not shared.closed
 
 
+def test_a_worker_that_is_told_of_another_shared_closes_its_own():
+    own, other = shared_replay(), shared_replay()
+    other.close()
+    with own.worker():
+        other.add(batch())
+    assert own.closed
+
+
 def test_without_workers_only_calls_that_would_wait_are_told():
     shared = shared_replay(ratio=1, slack=8)
     with shared.worker():

@@ -77,6 +77,7 @@ SURVIVORS = {
     "np.testing.assert_allclose(even, even[0])": "all of ours are more exact",
     "testing/_samplers._SamplerRuns.outcome: self.sampler.restrict(state, live) if restricts else state -> "
     "(self.sampler.restrict(state, live))": "check_updates draws from states as they are",
+    "sum_tree/_levels.ascend: max(DENSE * node.size, FEW) -> min(DENSE * node.size, FEW)": FASTER,
     "testing/_buffers._Runs.check_draws: sample.indices >= 0 -> ((sample.indices) > (0))": "one handle of many",
     "checkpoint/_arrays.chunks_of: most > 1 -> False": FASTER,
     "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,

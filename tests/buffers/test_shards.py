@@ -9,16 +9,16 @@ import jaxreplay as jr
 from jaxreplay.buffers._shards import part_of, unnormalized
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_each_shard_draws_by_its_own_key(replacement):
+@pytest.mark.parametrize("sampler", [*map(jr.Uniform, (True, False)), jr.Prioritized(stratified="systematic")])
+def test_each_shard_draws_by_its_own_key_unless_the_sampler_shares_one(sampler):
     """Two shards, under `jax.vmap`."""
-    part = part_of(jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=replacement)), 2, "shards")
+    part = part_of(jr.ReplayBuffer(capacity=16, sampler=sampler), 2, "shards")
 
     def drawn(ids):
         return part.sample(part.add(part.init(ids), ids), jax.random.key(0), 8).items
 
     first, second = np.asarray(jax.jit(jax.vmap(drawn, axis_name="shards"))(np.stack([numbers(0, 8)] * 2)))
-    assert np.any(first != second)
+    assert np.any(first != second) != sampler.shares_key
 
 
 def test_a_capacity_that_has_no_parts_is_refused():

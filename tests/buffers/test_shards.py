@@ -8,8 +8,10 @@ from helpers import numbers, over_devices, rejects
 import jaxreplay as jr
 from jaxreplay.buffers._shards import part_of, unnormalized
 
+SAMPLERS = jr.Uniform(), jr.Uniform(replacement=False), jr.Prioritized(stratified="systematic")
 
-@pytest.mark.parametrize("sampler", [*map(jr.Uniform, (True, False)), jr.Prioritized(stratified="systematic")])
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_each_shard_draws_by_its_own_key_unless_the_sampler_shares_one(sampler):
     """Two shards, under `jax.vmap`."""
     part = part_of(jr.ReplayBuffer(capacity=16, sampler=sampler), 2, "shards")

@@ -175,6 +175,7 @@ def test_wrong_rows():
     x = np.zeros((3, 1))
     rows = dict.fromkeys(("observation", "action", "reward", "terminated", "truncated", "step"), x)
     call, wide = jr.datasets.transitions, rows | {"reward": x[..., None]}
+    rejects("rows: no observation, action", call, None, x > 0)
     rejects("rows: no action, reward, terminated, truncated, step; expected a dict of", call, {"observation": x}, x > 0)
     rejects(r"leaf \['reward'\]: got float64\[3, 1, 1\], expected \[3, 1\]", call, wide, x > 0)
     rejects(r"ends: got float\d+\[3, 1\], expected bool\[3, 1\]", call, rows, x)

@@ -78,6 +78,7 @@ SURVIVORS = {
     "testing/_samplers._SamplerRuns.outcome: self.sampler.restrict(state, live) if restricts else state -> "
     "(self.sampler.restrict(state, live))": "check_updates draws from states as they are",
     "sum_tree/_levels.ascend: max(DENSE * node.size, FEW) -> min(DENSE * node.size, FEW)": FASTER,
+    "inspection/_plot._panels: high - low > 0.02 -> ((high - low) >= (0.02))": "weights just so wide are drawn",
     "testing/_buffers._Runs.check_draws: sample.indices >= 0 -> ((sample.indices) > (0))": "one handle of many",
     "checkpoint/_arrays.chunks_of: most > 1 -> False": FASTER,
     "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,

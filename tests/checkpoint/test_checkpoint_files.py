@@ -142,6 +142,12 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, w
     assert_alone(tmp_path, first)
 
 
+def test_a_failure_that_has_no_number_is_told_without_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(_arrays, "write", lambda *_: 1 / 0)
+    message = rf"^{tmp_path}: cannot write a checkpoint: ZeroDivisionError"
+    rejects(message, jr.save, tmp_path, None, full(1), error=OSError)
+
+
 def test_which_folders_are_checkpoints(tmp_path):
     others = (2**31, "9" * 40, "01", "007", "", "-1", "+3", "3_0", " 3", "3\n", "\u0663", "3.parts", "03.part")
     for name in (0, 9, 10, 2**31 - 1, *others, "2.part", f"{2**31}.part"):

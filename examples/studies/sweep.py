@@ -1,11 +1,10 @@
 """Can one jitted program train 64 settings of a DQN with prioritized replay, several seeds of each?
 
-Yes: it compiles once, where programs of their own compile for each setting again, which takes most of their time.
+Yes, and it compiles once, where a program for each setting compiles each time.
 
 pip install -e '.[examples]'
 python examples/studies/sweep.py           # 64 settings, 6 seeds of each
 python examples/studies/sweep.py --short   # a few seconds, to see that it runs
-python tests/benchmarks/sweeps.py          # 3 settings as programs of their own, to compare the times
 
 The settings are all combinations of four values of alpha and of n, two learning rates, and one or two updates per step.
 `jax.vmap` maps the training over them, so each must be a traced array:

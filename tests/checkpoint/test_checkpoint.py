@@ -62,7 +62,7 @@ def items(*leading):
         "batch": jr.TransitionBatch(S=S, A=of(np.int8), logP=None, Rn=reward, In=reward, S_next=S),
         "pair": Pair(of(bool), [of(np.float32, 0), ()]),
         "flax": Flax(of(jnp.float8_e4m3fn), "name"),
-        "registered": Registered(3, [of(jnp.int_), of(np.float16), None]),
+        "registered": Registered(3, [of(jnp.asarray(0).dtype), of(np.float16), None]),
         "key": of(jax.random.key(0).dtype),
         "rbg": of(jax.random.key(0, impl="rbg").dtype),
     }

@@ -135,7 +135,7 @@ def test_a_reservoir_counts_and_has_no_ages():
     old, handles, found, drawn = jax.device_get(play(jax.random.key(0), jax.random.key(1)))
     still = int(np.sum(np.isin(old, handles)))
     assert (found["late"], found["updates_per_item"] * CAPACITY) == (1 + 100 - still, still)
-    assert found["kept"] == np.float32(40 / 230)
+    np.testing.assert_array_max_ulp(found["kept"], np.float32(40 / 230), maxulp=1)  # compiled, a quotient by a constant
     assert drawn["draws/effective_sample_size"] == 100
     assert not any("age" in name for name in drawn)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import mesh, rarely
+from helpers import mesh, rarely, rejects
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -164,3 +164,11 @@ def test_a_mesh_says_where_before_the_default_device():
         traced = layout_of(jax.eval_shape(REPLAY.init, rows))
     has_platform = hasattr(explicit.abstract_mesh.abstract_device, "platform")
     assert traced == ("cpu" if has_platform else "tpu")
+
+
+def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(layouts, "zeros", fails)
+    rejects("something else", REPLAY.init, ITEMS, error=jax.errors.JaxRuntimeError)

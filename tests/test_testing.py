@@ -82,6 +82,11 @@ def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
     rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
+def test_a_law_is_looked_at_in_as_many_draws_as_a_buffer_allows():
+    buffer = jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False))
+    assert _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer)).draws == 8  # a power of two, of at most 10
+
+
 def breaks(rule, check, *arguments, **named):
     """Check that a check tells that this rule is broken."""
     rejects(f"^{re.escape(rule)}", check, *arguments, error=AssertionError, **named)

@@ -65,6 +65,7 @@ SURVIVORS = {
     "samplers/_weights._checked: not isinstance(x, jax.core.Tracer) and x.is_fully_addressable -> "
     "((not isinstance(x, jax.core.Tracer)))": "arrays of which another process has a part",
     "buffers/_sequence.SequenceBuffer._emptied: jnp.minimum(chosen.so_far, 0) -> (chosen.so_far)": "wait tells it too",
+    "buffers/_uses.Uses.update: (slots >= 0) & (slots < capacity) -> (slots < capacity)": "-1 is dropped either way",
     'buffers/_uses.Uses.update: of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) -> '
     'of_slots.at[slots].get(mode="fill", wrap_negative_indices=False)': "the least int32, which is below it too",
     "_common/xla.full: "

@@ -103,7 +103,7 @@ def batches(sizes, keyed=False):
     """Turns of masked batches with TD errors, and of whole ones without; `keyed` for a reservoir."""
 
     def add(lane, number):
-        (rows, told, *_), rng, shards = sizes[number % len(sizes)], lane.rng, len(lane.twin.shards)
+        (rows, told), rng, shards = sizes[number % len(sizes)], lane.rng, len(lane.twin.shards)
         ids = numbers(1 + lane.happened["rows added"], rows)
         mask = rng.random(rows) < rng.choice([0.0, 0.3, 0.8, 1.0]) if told else None
         errors = td_errors(rng, rows, nan=0.4) if told else None

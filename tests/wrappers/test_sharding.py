@@ -70,7 +70,7 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
 @pytest.mark.parametrize("sampler", ["global", *map(rarely, ["plain", "batch", "distinct", "uniform"])])
 def test_shards_do_what_their_twins_do(sampler):
     """Of few rows, so that shards differ in size; and the state stays laid out over the mesh."""
-    run = test_replay_twin.random_run(24, sampler, [(4, True, True), (4, False, False)], 4, near_wrap=True)
+    run = test_replay_twin.random_run(24, sampler, [(4, True), (4, False)], 4, near_wrap=True)
     happened = run.run(30)
     twins.check_happened(happened, {"updates of stored items": 150, "young draws": 40, "rows masked": 60})
     for leaf in jax.tree.leaves(run.state):

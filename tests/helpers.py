@@ -64,7 +64,8 @@ def mesh(num_shards, devices=None):
 
 
 def over_devices(buffer, num_shards):
-    return jr.Sharded(buffer=buffer, mesh=mesh(num_shards))
+    """The buffer in so many shards; itself for 0."""
+    return jr.Sharded(buffer=buffer, mesh=mesh(num_shards)) if num_shards else buffer
 
 
 def no_ends(buffer, steps):

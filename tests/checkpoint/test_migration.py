@@ -19,11 +19,6 @@ PER = jr.Prioritized(alpha=0.7, epsilon=0.0)
 SAMPLERS = [UNIFORM, PER, jr.Prioritized(alpha=0.4, epsilon=0.0, normalize="global"), jr.Prioritized(alpha=0.0)]
 
 
-def make(buffer, num_shards):
-    """The buffer in `num_shards` shards; 0 for one that is not sharded."""
-    return over_devices(buffer, num_shards) if num_shards else buffer
-
-
 def stacked(buffer, state):
     """The shards' states, and the buffer that each is one of."""
     if not isinstance(buffer, jr.Sharded):
@@ -89,7 +84,7 @@ def test_items_and_priorities_equal_the_twins(layouts, data, masks, td_errors):
     """Layouts, old and new, are the capacity, the number of shards and the sampler."""
     old, new = data.draw(layouts)
     old_buffer, new_buffer = (
-        make(jr.ReplayBuffer(capacity=capacity, sampler=sampler, count_updates=True), num_shards)
+        over_devices(jr.ReplayBuffer(capacity=capacity, sampler=sampler, count_updates=True), num_shards)
         for capacity, num_shards, sampler in (old, new)
     )
     state = old_buffer.init(items(np.zeros(8)))
@@ -127,7 +122,7 @@ def test_items_and_priorities_equal_the_twins(layouts, data, masks, td_errors):
 def test_counts_of_several_shards_are_added(num_shards):
     """Late updates, and TD errors that are not finite; a total saturates."""
     whole = jr.ReplayBuffer(capacity=8, sampler=PER, count_updates=True)
-    old, new = (make(whole, n) for n in (2, num_shards))
+    old, new = (over_devices(whole, n) for n in (2, num_shards))
     state = old.init(items(np.zeros(8)))
     for counts, total in (([1, 4], 5), ([2**31 - 2, 3], 2**31 - 1)):
         counts = jnp.array(counts, jnp.int32)
@@ -142,7 +137,7 @@ def test_priorities_are_clipped_for_the_new_capacity():
     old, new = (jr.Prioritized(alpha=alpha, epsilon=0.0) for alpha in (1.0, 2.0))
     old = jr.ReplayBuffer(capacity=8, sampler=old)
     state = old.add(old.init(items(np.zeros(8))), items(np.arange(8)), td_errors=np.full(8, 1e30, np.float32))
-    leaves = jr.migrate(old, state, make(jr.ReplayBuffer(capacity=4096, sampler=new), 4)).sampler.tree.sums[-1]
+    leaves = jr.migrate(old, state, over_devices(jr.ReplayBuffer(capacity=4096, sampler=new), 4)).sampler.tree.sums[-1]
     np.testing.assert_allclose(leaves[leaves > 0], np.full(8, 2.0**53), rtol=1e-5)
 
 
@@ -154,7 +149,7 @@ def test_items_of_every_dtype_move():
         "frame": np.arange(16, dtype=np.uint8).reshape(8, 2),
         "nothing": np.zeros((8, 0, 2), np.uint8),
     }
-    old, new = jr.ReplayBuffer(capacity=8), make(jr.ReplayBuffer(capacity=16), 4)
+    old, new = jr.ReplayBuffer(capacity=8), over_devices(jr.ReplayBuffer(capacity=16), 4)
     state = jr.migrate(old, old.add(old.init(batch), batch), new)
     shard, place = np.divmod(np.arange(8), 2)  # of each row, once it is moved
     found = new.get(state, shard * state.ring.period + place)
@@ -193,7 +188,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
     stride = 1 if windows == "episodes" else 2
     settings = {"num_envs": 4, "sequence_length": 3, "stride": stride, "windows": windows}
     old, new = (
-        make(jr.SequenceBuffer(length=length, sampler=sampler, **settings), num_shards)
+        over_devices(jr.SequenceBuffer(length=length, sampler=sampler, **settings), num_shards)
         for length, num_shards, sampler in zip(lengths, shards, samplers, strict=True)
     )
     twin = oracles.SequenceTwin(lengths[0], 4, 3, stride, windows)
@@ -257,7 +252,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
 def test_sequences_of_a_row_keep_the_order_of_their_streams(shards):
     """The newest sequences, and their handles, are as if the new buffer had been given all rows."""
     settings = {"length": 7, "num_envs": 4, "sequence_length": 3, "windows": "inside", "donate": False}
-    old, new = (make(jr.SequenceBuffer(**settings), num_shards) for num_shards in shards)
+    old, new = (over_devices(jr.SequenceBuffer(**settings), num_shards) for num_shards in shards)
     ends = np.zeros((6, 4), bool)
     ends[2, 1] = ends[3, 3] = ends[4, 0] = True
 
@@ -284,7 +279,7 @@ def test_errors_name_what_differs():
         ((state, replay, replay), r"^old_buffer=ReplayState\(.{1,80}\.\.\.: must be"),
         ((replay, state, sequence), "must be a ReplayBuffer like old_buffer"),
         ((jr.ReplayBuffer(capacity=4), state, replay), "capacity=4: this state has"),
-        ((make(replay, 2), state, replay), "2 shards: this state has"),
+        ((over_devices(replay, 2), state, replay), "2 shards: this state has"),
     ):
         rejects(message, jr.migrate, *arguments)
     for name, value in {"num_envs": 4, "sequence_length": 2, "stride": 2, "windows": "cut"}.items():

@@ -46,7 +46,7 @@ def for_each(function, buffers, *others):
 
 def buffers(count):
     """Buffers with `count` shards in dicts, lists and tuples, one of which is never sharded."""
-    replay, sequence, spent = (over_devices(x, count) if count else x for x in (REPLAY, SEQUENCE, SPENT))
+    replay, sequence, spent = (over_devices(x, count) for x in (REPLAY, SEQUENCE, SPENT))
     return {"mixed": (replay, SPENT, spent), "others": [sequence, {"first": replay}]}
 
 

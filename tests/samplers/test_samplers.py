@@ -183,7 +183,7 @@ def test_only_an_update_that_names_a_stored_item_advances_a_schedule(num_shards)
     """On a shard as on any other, whoever holds the item; alike in a scan and under vmap."""
     sampler = jr.Prioritized(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 10), normalize=None)
     buffer, rows = jr.ReplayBuffer(capacity=8, sampler=sampler, donate=False), np.arange(8)
-    buffer = over_devices(buffer, num_shards) if num_shards else buffer
+    buffer = over_devices(buffer, num_shards)
     old = buffer.add(buffer.init(rows), rows)
     state = buffer.add(old, rows)
     stored, gone = (np.asarray(buffer.newest(x, 8)) for x in (state, old))

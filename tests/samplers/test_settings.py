@@ -144,7 +144,7 @@ def test_shards_have_settings_of_their_own():
 def stored(sampler, num_shards=0, **settings):
     """A buffer with twelve items of known priorities, and its state."""
     buffer = jr.ReplayBuffer(capacity=12, sampler=sampler)
-    buffer = over_devices(buffer, num_shards) if num_shards else buffer
+    buffer = over_devices(buffer, num_shards)
     state = with_settings(buffer.init(items(numbers(0, 12))), settings)
     return buffer, buffer.add(state, items(numbers(0, 12)), td_errors=np.linspace(0, 4, 12, dtype=np.float32))
 

@@ -186,7 +186,6 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
       ValueError: there is no such file, it lacks one of the three arrays, or `from_arrays` rejects them.
 
     Examples:
-      >>> import numpy as np
       >>> x = np.array([1.0, 2.0, 3.0])
       >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 0, 1])
       >>> jr.datasets.from_ogbench("walk.npz").rows["step"][:, 0].tolist()

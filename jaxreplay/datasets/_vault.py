@@ -40,7 +40,7 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
       ValueError: `path` is no vault, or a damaged one; it lacks a name or all flags; or a named leaf has another shape.
 
     Examples:
-      >>> import json, os, numpy as np, tensorstore
+      >>> import json, os, tensorstore
       >>> os.mkdir("vault")
       >>> with open("vault/metadata.json", "w") as file:
       ...     json.dump({"structure_shape": {"done": "(1, 3)"}}, file)

@@ -28,7 +28,6 @@ class Moved(NamedTuple):
       was_drawable: bool [D, capacity], True if its item could be drawn: it was not spent (`max_uses`).
 
     Examples:
-      >>> import numpy as np
       >>> # Two old shards of 3 slots become one of 4, which has one slot to spare.
       >>> source = np.array([[1, 2, 5, -1]])
       >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
@@ -46,7 +45,6 @@ class Moved(NamedTuple):
         The values of empty slots are arbitrary.
 
         Examples:
-          >>> import numpy as np
           >>> source = np.array([[1], [2]])  # one old shard, two new ones
           >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
           >>> moved.values(np.array([[10, 11, 12]])).tolist()
@@ -58,7 +56,6 @@ class Moved(NamedTuple):
         """The sum of the old shards' counts as the count of the first new shard, int32 [D]; saturates at 2**31 - 1.
 
         Examples:
-          >>> import numpy as np
           >>> source = np.array([[0], [1], [2]])
           >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
           >>> moved.total(np.array([5, 7])).tolist()
@@ -362,7 +359,6 @@ class Sampler(abc.ABC, Generic[S]):
           ValueError: the sampler has a state, and no method for this.
 
         Examples:
-          >>> import numpy as np
           >>> source = np.array([[1, 2]])
           >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
           >>> state = jr.Prioritized().migrated(jr.Uniform(), None, moved)

@@ -139,10 +139,13 @@ def test_a_call_in_the_process_that_made_it_only(monkeypatch):
 
 def test_other_threads_wait_until_the_block_ends():
     shared = shared_replay()
-    with held(shared.state()), thread(shared.add, batch()) as later:
-        assert waits(later)
-        message = "sample: waited for another thread, .* block of `state`"
-        rejects(message, shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with held(shared.state()):
+            later = pool.submit(shared.add, batch())
+            assert waits(later)
+            message = "sample: waited for another thread, .* block of `state`"
+            rejects(message, shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
+        later.result(LONG)
     assert stored(shared) == [*range(4)]
 
 

@@ -159,11 +159,11 @@ def _drawn(rng):
 
 @functools.cache
 def configurations():
-    """Each is of 100 random ones that with the most pairs, for its cost, that were together less than `TIMES`."""
+    """Each is of 50 random ones that with the most pairs, for its cost, that were together less than `TIMES`."""
     found, times = [], collections.Counter()
     for number in range(NUMBER):
         rng = seeds.rng("configurations", number, seed=0)
-        drawn = [_drawn(rng) for _ in range(100)]
+        drawn = [_drawn(rng) for _ in range(50)]
         best = max(drawn, key=lambda x: sum(max(0, TIMES - times[pair]) ** 2 for pair in x.pairs) / x.cost)
         times.update(best.pairs)
         found.append(best)

@@ -70,8 +70,18 @@ ROWS = jr.TransitionBatch(S=jnp.zeros((4, 2)), A=jnp.zeros(4, bool), logP=None, 
                           S_next=jnp.zeros((4, 2)))  # fmt: skip
 
 
-def test_a_buffer_of_ones_own_passes():
-    testing.check_buffer(Own(), ROWS)
+CALLS = []
+
+
+def test_a_buffer_of_ones_own_passes_with_the_add_that_is_given():
+    CALLS.clear()
+
+    def add(state, items, key):
+        CALLS.append(key)
+        return Own().add(state, items, key)
+
+    testing.check_buffer(Own(), ROWS, add=add)
+    assert CALLS
 
 
 def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
@@ -193,9 +203,6 @@ def own(**methods):
 def drawn_with(change):
     """A buffer of which draws differ as `change(sample)`, a dict of fields, says."""
     return own(sample=lambda sample, *args: (drawn := sample(*args)).replace(**change(drawn)))
-
-
-CALLS = []
 
 
 def count_calls(add, state, items, key):
@@ -537,5 +544,6 @@ def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
     law = np.array([0.1, 0.2, 0.7])
     drawn = rng.choice(3, 2 * _buffers.DRAWS, p=law)
     _buffers.check_law(drawn, law[drawn].astype(np.float32))
+    _buffers.check_law(np.arange(1000) == 0, np.float32([1e-6, *[1 - 1e-6] * 999]))  # one rare draw is no error
     wrong = np.array([0.1, 0.25, 0.65], np.float32)
     breaks("draws follow their probabilities: chi-square", _buffers.check_law, drawn, wrong[drawn])

@@ -261,7 +261,7 @@ def check_law(drawn: Any, probabilities: Any) -> None:
         np.testing.assert_allclose(probabilities, each[np.searchsorted(names, drawn)], rtol=1e-5)
         rest = 1 - each.sum()
         assert abs(rest) < 1e-3 or rest > 0, f"the probabilities of the draws sum to {each.sum()}"
-        expected = counts.sum() * np.append(each, max(rest, 0))
+        expected = counts.sum() * np.append(each, rest)
         counts, expected = np.append(counts, 0)[expected > 0], expected[expected > 0]
         statistic, free = np.sum((counts - expected) ** 2 / np.maximum(expected, 5)), max(len(counts) - 1, 1)
         most = free * (1 - 2 / (9 * free) + 5 * np.sqrt(2 / (9 * free))) ** 3

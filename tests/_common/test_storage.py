@@ -107,18 +107,21 @@ def test_parts_of_each_layout_are_written_in_turn(as_rows, kind, leading):
     old, new = (some(rng, (n, *shape), dtype) for n in (num_places, 12))
     places = rng.integers(-2, num_places + 2, 12)
     expected = old.copy()
-    for place, value in zip(places, new, strict=True):
-        if 0 <= place < num_places:
+    mask = rng.random(12) < 0.8
+    for place, value, is_written in zip(places, new, mask, strict=True):
+        if 0 <= place < num_places and is_written:
             expected[place] = value
     assert len(set(places)) < 12
     spec = jax.ShapeDtypeStruct(shape, dtype)
     both = jax.device_put({name: old.reshape(*leading, *shape) for name in "ab"})
-    given = jax.device_put((places.astype(np.int32).reshape(4, 3), [None, new.reshape(4, 3, *shape)]))
+    given = jax.device_put(
+        (*(x.reshape(4, 3) for x in (places.astype(np.int32), mask)), [None, new.reshape(4, 3, *shape)])
+    )
     everywhere = jax.device_put(np.arange(leading[0], dtype=np.int32))
 
     def run(storage, everywhere, both, *given):
-        places, values = given
-        written = layouts.write_parts(layouts.write(storage, everywhere, both), len(leading), places, None, values)
+        places, mask, values = given
+        written = layouts.write_parts(layouts.write(storage, everywhere, both), len(leading), places, mask, values)
         return layouts.read(written, everywhere)
 
     for rows in (False, True):

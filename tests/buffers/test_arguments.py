@@ -179,6 +179,7 @@ def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
             rows = {"ReservoirBuffer": (one, key), "Mixture": (0, one)}.get(owner, (one,))
             for given, found in (
                 (None, "NoneType"),
+                (object(), "object"),
                 (one, r"float32\[2, 2\]|float64\[2, 2\]"),
                 (3, r"int|int(32|64)\[\]"),
             ):

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import threading
+import zlib
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from faults import LONG, assert_alone, check_save, damaged, refuse, state, tree
 from helpers import rejects
 
 import jaxreplay as jr
+from jaxreplay._common import files
 from jaxreplay.checkpoint import _arrays, _files, _processes
 
 pytestmark = pytest.mark.versions
@@ -186,6 +188,15 @@ def test_which_files_a_save_has_left(tmp_path, names):
     assert _files._is_ours(str(tmp_path)) == (names in OURS)
 
 
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path):
+    rejects("gone", _files._is_ours, str(tmp_path / "gone"), error=FileNotFoundError)
+
+
+def test_nothing_is_read_of_a_file_that_is_only_checked(tmp_path):
+    (tmp_path / "file").write_bytes(b"abcdef")
+    files.read_into(str(tmp_path / "file"), 6, zlib.crc32(b"abcdef"), 2, bytearray())
+
+
 def test_what_is_not_ours_is_never_deleted(tmp_path):
     """Nor restored: folders of other programs, and half a checkpoint without its description."""
     names = "1001", "1002.part", "x", "7.orbax-checkpoint-tmp"
@@ -236,6 +247,7 @@ def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
     for number in range(5):
         jr.save(tmp_path, None, full(number), step=10 * number, keep=3)
     assert entries(tmp_path) == ["checkpoint_2", "checkpoint_3", "checkpoint_4"]
+    rejects(f"step={2**63}: must be", jr.save, tmp_path, None, full(5), step=2**63)
     for number in (2, 3, 4):
         assert_same(jr.restore(tmp_path, None, full(0), step=10 * number), full(number))
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint of step 10 there"):

@@ -132,6 +132,16 @@ def test_counts_of_several_shards_are_added(num_shards):
             assert np.ravel(added).tolist() == [total, 0, 0, 0][: max(num_shards, 1)]
 
 
+def test_spent_items_stay_spent():
+    old = jr.ReplayBuffer(capacity=8, sampler=PER, max_uses=1)
+    state = old.update(old.add(old.init(items(np.zeros(8))), items(np.arange(8))), np.array([0, 7]), np.ones(2))
+    new = over_devices(jr.ReplayBuffer(capacity=4, sampler=PER, max_uses=1), 2)
+    moved = jr.migrate(old, state, new)
+    assert int(new.size(moved)) == 3
+    np.testing.assert_array_equal(moved.sampler.tree.sums[-1] > 0, moved.uses.unspent.sums[-1] > 0)
+    assert int(new.size(new.add(moved, items(np.arange(4))))) == 4
+
+
 def test_priorities_are_clipped_for_the_new_capacity():
     """To 2**63 / capacity after alpha, so that no sum overflows; the capacity is a shard's."""
     old, new = (jr.Prioritized(alpha=alpha, epsilon=0.0) for alpha in (1.0, 2.0))

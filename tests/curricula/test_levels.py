@@ -221,8 +221,8 @@ def test_scores_of_rollouts():
     np.testing.assert_allclose(positive, mean_of_episodes(np.maximum(numbers, 0), ends), rtol=1e-5)
     np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
     assert found.tolist()[0] == -np.inf
-    for x in (np.zeros(3), np.zeros((3, 2))):
-        rejects("advantages: got float32.* with ends", jr.scores.positive_value_loss, x, np.zeros(3, bool))
+    for x, wrong in ((np.zeros(3), np.zeros(3, bool)), (np.zeros((3, 2)), np.zeros(3, bool)), (numbers, numbers)):
+        rejects("advantages: got float32.* with ends", jr.scores.positive_value_loss, x, wrong)
     rejects(r"max_returns: got shape \[2\], expected \[12\]", jr.scores.max_monte_carlo, numbers, ends, np.zeros(2))
 
 

@@ -259,6 +259,7 @@ def test_a_state_for_another_list_of_tasks():
     np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])
     for wrong in (("aa", "xbaa"), ("aab", "xba")):
         rejects(r"(old|new)_keys: got", new.remap, state, *wrong)
+    rejects("prior=2.0: must be two numbers", jr.Tasks, num_tasks=4, score=mean, prior=2.0)
     drawn = new.sample(new.init(), seeds.key(), 2)
     rejects(r"got a tuple, .* give sample\(...\)\[0\]", new.update, new.init(), drawn, np.ones((2, 1)))
     rejects(r"num_tasks=4: this state has tasks \[3\]", new.sample, state, seeds.key(), 2)

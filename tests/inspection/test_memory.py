@@ -105,8 +105,9 @@ def test_parts_and_their_table():
     assert found.tree == 2 * 4 * (2 * 64 + 79 * 64)  # sums and minima, of 79 and 5,000 nodes and padding
     assert found.total == sum(found.leaves.values()) + found.tree + found.other
     assert repr(found) == str(found)
-    first, *_, last = lines = str(found).splitlines()
+    first, *_, trees, other, last = lines = str(found).splitlines()
     assert first.split() == ["gpu,", "1", "device", "bytes"]
+    assert [trees.split(), other.split()] == [["sum", "trees", f"{found.tree:,}"], ["other", f"{found.other:,}"]]
     assert last.split() == ["total", "217", "kB", "216,504"]
     assert "['half']       bfloat16[5000, 3]   30,000" in lines
     assert len({len(line) for line in lines}) == 1

@@ -83,6 +83,11 @@ class Oldest(jr.samplers.Sampler):
         return probabilities
 
 
+class Untold(jr.Prioritized):
+    def priorities_at(self, state, probabilities):
+        return None
+
+
 def added(buffer, rows, *arguments, **named):
     return buffer, buffer.add(buffer.init(rows), rows, *arguments, **named)
 
@@ -122,13 +127,14 @@ CASES = {
     "alpha 0": (lambda: replay(jr.Prioritized(alpha=0.0)), TITLES),
     "without replacement": (lambda: replay(jr.Uniform(replacement=False)), [AGES, MASS, WEIGHTS]),
     "own sampler": (lambda: replay(Oldest()), [AGES, MASS, WEIGHTS]),
+    "priorities of draws untold": (lambda: replay(Untold()), [AGES, MASS, WEIGHTS]),
     "reservoir": (reservoir, [PRIORITIES, MASS, WEIGHTS]),
     "sequences": (streams, TITLES),
     "sharded": (lambda: sharded(ROWS[:8], jr.Prioritized(), td_errors=ROWS[:8]), TITLES),
     "half empty": (half_empty, TITLES),
     "mixture": (mixture, ["", PRIORITIES, MASS, WEIGHTS]),
 }
-ALWAYS = ("empty", "own sampler", "sharded", "half empty", "mixture")
+ALWAYS = ("empty", "own sampler", "priorities of draws untold", "sharded", "half empty", "mixture")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in CASES])

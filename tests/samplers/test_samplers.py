@@ -75,6 +75,12 @@ def test_a_count_of_all_shards_stops_at_the_largest_int32():
     assert moved.total(np.int32([2**31 - 1, 5])).tolist() == [2**31 - 1, 0]
 
 
+def test_all_items_have_priority_1_with_alpha_0():
+    sampler = jr.Prioritized(alpha=0.0)
+    state = sampler.insert(sampler.init(4), np.arange(4, dtype=np.int32), np.arange(4) < 2)
+    assert sampler.priorities(state, np.arange(4, dtype=np.int32)).tolist() == [1, 1, 0, 0]
+
+
 @pytest.mark.parametrize(("replacement", "expected"), [(True, [0.6, 0.6, 0.6, 0.6]), (False, [0.8, 0.8, 0.8, 0])])
 def test_uniform_weights_over_shards_of_different_sizes(replacement, expected):
     """Three items and seven, and four rows of each shard; without replacement three rows of the first hold one."""

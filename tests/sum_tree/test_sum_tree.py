@@ -12,7 +12,7 @@ from oracles import TreeTwin
 from scipy import stats
 
 from jaxreplay import sum_tree
-from jaxreplay.sum_tree import _levels
+from jaxreplay.sum_tree import _levels, _tree
 
 pytestmark = pytest.mark.versions
 FANOUTS = (2, 3, 8, 16, 64, 128)
@@ -270,6 +270,7 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
     def run(leaves):
         trees = [written(x, fanout=before, track_minimum=True, track_maximum=True) for x in (leaves, 2 * leaves)]
         assert sum_tree.with_fanout(trees[0], before) is trees[0]
+        assert _tree.on_backend(trees[0], None, "gpu").fanout == sum_tree.default_fanout("gpu")
         stacked = sum_tree.with_fanout(jax.tree.map(lambda *x: jnp.stack(x), *trees), after)
         others = sum_tree.with_fanout(trees[0], after), jax.tree.map(lambda x: x[1], stacked)
         return others, [(sum_tree.minimum(other), sum_tree.maximum(other)) for other in others]

@@ -101,6 +101,7 @@ def test_what_else_a_configuration_can_do():
     assert emptied.state.count == 0
     chex.assert_trees_all_equal(flushed, [*tracer.flush(tracing.state)[1:]])
     rejects("'NStep' object has no attribute 'push'", lambda: tracing.push(1), error=AttributeError)
+    rejects("no attribute 'config'", lambda: object.__new__(type(tracing)).config, error=AttributeError)
     chex.assert_trees_all_equal(pickle.loads(pickle.dumps(tracing)).state, tracing.state)
 
 

@@ -2,9 +2,10 @@
 
 `python tests/mutants.py` samples mutants by a seed: rooms, modules and kinds of fault take turns. A room is a folder of
 the package; its tests are the folder of the same name in `tests/`, those of the mutant's module first. It prints which
-test failed, and the mutants that survived. A survivor in `SURVIVORS` has a reason. `--only` takes a regular expression
-of names or kinds, `--list` only lists, `--out` records the outcomes, and `--against` lists mutants that were killed in
-a record and are not now. `--compiled PYTHON` asks `.ci/run compiled` of barriers that survive, by its interpreter.
+test failed, and the mutants that survived. A survivor in `survivors.json` has a reason. `--only` takes a regular
+expression of names or kinds, `--list` only lists, `--out` records the outcomes, and `--against` lists mutants that were
+killed in a record and are not now. `--compiled PYTHON` asks `.ci/run compiled` of barriers that survive, by its
+interpreter.
 """
 
 import argparse
@@ -56,82 +57,7 @@ PROMISES |= {"help", "description", "name", "stacklevel", "label", "color", "lin
 CHOSEN = {"ALL_PAIRS", "SMALL", "WIDE", "FEW_BYTES", "MAX_DESCRIPTION"}
 
 # Mutants that no test need notice, by name, and why.
-OTHER_TELLS = "the other draw tells it too"
-FASTER = "another way with the same result; which one is for speed"
-NEVER_NONE = "a mixture that is made has shares; for the type checker"
-ANY_VALUES = "any random values serve"
-SURVIVORS = {
-    "samplers/_recent.Recent.sample: age >= count / 2 -> ((age) > (count / 2))": "both formulas hold there",
-    "samplers/_weights._checked: not isinstance(x, jax.core.Tracer) and x.is_fully_addressable -> "
-    "((not isinstance(x, jax.core.Tracer)))": "arrays of which another process has a part",
-    "buffers/_sequence.SequenceBuffer._emptied: jnp.minimum(chosen.so_far, 0) -> (chosen.so_far)": "wait tells it too",
-    "buffers/_uses.Uses.update: (slots >= 0) & (slots < capacity) -> (slots < capacity)": "-1 is dropped either way",
-    'buffers/_uses.Uses.update: of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) -> '
-    'of_slots.at[slots].get(mode="fill", wrap_negative_indices=False)': "the least int32, which is below it too",
-    "_common/xla.full: "
-    "is_tracing() or math.prod(shape) > SMALL or jnp.issubdtype(dtype, jax.dtypes.extended) -> "
-    "((math.prod(shape) > SMALL) or (jnp.issubdtype(dtype, jax.dtypes.extended)))": FASTER,
-    "inspection/_facts.curve: jax.lax.sort((sample.probabilities, mass), num_keys=1) -> "
-    "jax.lax.sort((sample.probabilities, mass))": "its default, said for the reader",
-    "datasets/_rows.transitions: 2**31 - 1 -> (2**31)": "2**31 rows are too many for a test",
-    "testing/_samplers._check_words: np.testing.assert_allclose(even, even[0], rtol=1e-3) -> "
-    "np.testing.assert_allclose(even, even[0])": "all of ours are more exact",
-    "testing/_samplers._SamplerRuns.outcome: self.sampler.restrict(state, live) if restricts else state -> "
-    "(self.sampler.restrict(state, live))": "check_updates draws from states as they are",
-    "sum_tree/_levels.ascend: max(DENSE * node.size, FEW) -> min(DENSE * node.size, FEW)": FASTER,
-    "inspection/_plot._panels: high - low > 0.02 -> ((high - low) >= (0.02))": "weights just so wide are drawn",
-    "testing/_buffers._Runs.check_draws: sample.indices >= 0 -> ((sample.indices) > (0))": "one handle of many",
-    "checkpoint/_arrays.chunks_of: most > 1 -> False": FASTER,
-    "checkpoint/_processes.gather: jax.process_count() == 1 -> False": FASTER,
-    "samplers/_weights.importance_weights: beta <= 1 -> ((beta) < (1))": "1 is 1 either way",
-    "samplers/_prioritized.Prioritized.migrated: "
-    "old_alpha is not None and np.float32(old_alpha) == alpha -> ((np.float32(old_alpha) == alpha))": (
-        "NumPy makes NaN of None, which equals nothing"
-    ),
-    "testing/_buffers._adder: jax.random.fold_in(key, 2) -> key": ANY_VALUES,
-    "testing/_buffers._td_errors: jax.random.fold_in(key, 1) -> key": ANY_VALUES,
-    "wrappers/_mixture.Mixture.counts: self.shares or () -> ((self.shares))": NEVER_NONE,
-    "wrappers/_mixture.Mixture._weigh: self.shares or () -> ((self.shares))": NEVER_NONE,
-    "_common/duplicates.last_of_each: "
-    "jax.lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2) -> "
-    "jax.lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)))": "the sort is stable, of rows in order",
-    "_common/permutation.permuted.swap_or_not: "
-    "decisions.astype(jnp.int32) < 0 -> ((decisions.astype(jnp.int32)) <= (0))": (
-        "any half of the words decides alike, and one word of 2**32 is moved to the other half"
-    ),
-    "buffers/_every_sequence.advance: "
-    "not always_drawable and len(ages) < num_starts -> ((len(ages) < num_starts))": FASTER,
-    "buffers/_every_sequence.advance: "
-    "not always_drawable and len(ages) < num_starts -> ((not always_drawable))": FASTER,
-    "_common/layouts._view: stride % _tile(rows.dtype) -> (stride)": FASTER,
-    "curricula/_levels.Levels.get: self.capacity - 1 -> (self.capacity)": "a slot without a level means nothing",
-    "inspection/_diagnostics._draws: jnp.maximum(jnp.sum(sizes), 1.0) -> (jnp.sum(sizes))": "shares of nothing",
-    "inspection/_diagnostics._draws: num_shards > 1 -> ((num_shards) >= (1)) (#2)": FASTER,
-    "samplers/_recent.Recent.sample: jnp.maximum(live.older + live.size, 1) -> (live.older + live.size)": (
-        "NaN where nothing is stored, of which nothing is told"
-    ),
-    "transitions/_windows._first_breaks: lag is None and len(first) > 1 -> ((lag is None))": FASTER,
-    "_common/checks.as_int32: jnp.iinfo(x.dtype).max < 2**31 -> ((jnp.iinfo(x.dtype).max) <= (2**31))": (
-        "no type ends at 2**31"
-    ),
-    "inspection/_plot._panels: np.clip(drawn, bins[0], bins[-1]) -> (drawn)": "they are inside, but for rounding",
-    "inspection/_plot.plot: buffer._check_state(state) -> pass": "the draw checks it too; here nothing is traced yet",
-    "testing/_buffers.same: chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6) -> "
-    "chex.assert_trees_all_close(found, expected, rtol=1e-5)": "for numbers that cancel to nearly 0; none here",
-    "sum_tree/_tree.sample_with: step += (mass - step * size) / size -> pass": "a quotient is exact but on a GPU",
-    "testing/_buffers._Runs.check_modes: same(state, scanned) -> pass": "no buffer differs in a scan but not in jit",
-    "transitions/_n_step.NStep._rollout: jnp.maximum(starts, 0) -> (starts)": "of rows that are dropped, read inside",
-    "sum_tree/_tree.sample_with: mass >= 0 -> ((mass) > (0))": "no mass is in steps of none either way",
-    "testing/_samplers._SamplerRuns.check_draws: self.capacity - 1 -> (self.capacity)": "of rows of any slots",
-    "testing/_samplers._SamplerRuns.check_updates: check_law(*some) -> pass": "no law of ours breaks only then",
-    "testing/_samplers._check_keys: np.testing.assert_array_equal(first, runs.draws(state).slots) -> pass": (
-        "for samplers that call the host; a program without that draws the same again"
-    ),
-    "testing/_buffers._Runs.check_draws: "
-    "check_rows(sample.indices, sample.probabilities, sample.weights, self.batch_size) -> pass": OTHER_TELLS,
-    "testing/_buffers._Runs.check_draws: "
-    "check_rows(many.indices, many.probabilities, many.weights, self.draws) -> pass": OTHER_TELLS,
-}
+SURVIVORS = json.loads((ROOT / "tests" / "survivors.json").read_text())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -454,6 +454,10 @@ def evenly(restrict, state, live):
     return state.replace(tree=jr.sum_tree.update(state.tree, slots, leaves))
 
 
+def tell_size(sample, state, key, batch_size, live):
+    raise RuntimeError(f"{batch_size} rows")
+
+
 def by_rank(update, state, slots, td_errors, mask, **named):
     """Leaves are the ranks of the priorities."""
     new = update(state, slots, td_errors, mask, **named)
@@ -538,12 +542,13 @@ def test_what_is_exempt_is_a_list_of_rules(exempt):
     rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
 
 
-def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
+def test_what_is_no_sampler_how_much_is_drawn_and_a_law_that_is_not_quite_right():
     rejects("must be a sampler", testing.check_sampler, object())
+    rejects("^2 rows", testing.check_sampler, wrong(sample=tell_size), batch_size=2, error=RuntimeError)
     rng = seeds.rng(0)
     law = np.array([0.1, 0.2, 0.7])
     drawn = rng.choice(3, 2 * _buffers.DRAWS, p=law)
     _buffers.check_law(drawn, law[drawn].astype(np.float32))
     _buffers.check_law(np.arange(1000) == 0, np.float32([1e-6, *[1 - 1e-6] * 999]))  # one rare draw is no error
-    wrong = np.array([0.1, 0.25, 0.65], np.float32)
-    breaks("draws follow their probabilities: chi-square", _buffers.check_law, drawn, wrong[drawn])
+    other = np.array([0.1, 0.25, 0.65], np.float32)
+    breaks("draws follow their probabilities: chi-square", _buffers.check_law, drawn, other[drawn])

@@ -204,7 +204,8 @@ def test_what_is_not_ours_is_never_deleted(tmp_path):
         (folder / "arrays").mkdir(parents=True)
         (folder / "arrays" / "0").write_text("text")
     (tmp_path / "checkpoint_1001" / "description.json").write_text('{"sha256": 0, "content": {}}')
-    (tmp_path / "checkpoint_3").write_text("text")
+    for name in ("checkpoint_3", "description.json"):
+        (tmp_path / name).write_text("text")
     others, before = {*entries(tmp_path)}, tree(tmp_path)
     for number in range(3):
         check_save(tmp_path, full(number))

@@ -67,18 +67,18 @@ class Observation:
 def test_goals_may_lie_anywhere_and_seeds_be_mapped():
     """Goals that are pytrees, in a dataclass in a dict; rewards of another dtype."""
     rows, goals = sequences()
-    seen = Observation(rows["achieved_goal"], {"x": rows["desired_goal"]})
+    seen = Observation(rows["achieved_goal"], {"x": {"y": rows["desired_goal"]}})
     nested = {"obs": seen, "reward": rows["reward"].astype(np.float16)}
 
     def relabel(seed):
         found, _ = jr.hindsight(
             jax.random.key(seed),
             nested,
-            {"x": goals},
-            lambda achieved, goal: reward(achieved, goal["x"]),
+            {"y": goals},
+            lambda achieved, goal: reward(achieved, goal["y"]),
             share=jnp.float32(0.5),
             achieved=("obs", "achieved"),
-            goal=("obs", "goal"),
+            goal=("obs", "goal", "x"),
         )
         return found
 
@@ -86,10 +86,10 @@ def test_goals_may_lie_anywhere_and_seeds_be_mapped():
     for k in range(2):
         _, relabelled = hindsight(jax.random.key(k), rows, goals, reward, share=0.5)
         expected = oracles.hindsight(rows, goals, np.asarray(relabelled), reward)
-        np.testing.assert_array_equal(mapped["obs"].goal["x"][k], expected["desired_goal"])
+        np.testing.assert_array_equal(mapped["obs"].goal["x"]["y"][k], expected["desired_goal"])
         np.testing.assert_array_equal(mapped["reward"][k], expected["reward"].astype(np.float16))
         assert mapped["reward"].dtype == np.float16
-    assert np.any(mapped["obs"].goal["x"][0] != mapped["obs"].goal["x"][1])
+    assert np.any(mapped["obs"].goal["x"]["y"][0] != mapped["obs"].goal["x"]["y"][1])
 
 
 def test_wrong_arguments():

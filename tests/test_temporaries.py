@@ -389,11 +389,11 @@ def test_work_on_pools_grows_with_the_levels_of_the_tree(operation, growth):
     def work(num_tasks):
         pools = jr.DifficultyPools(tasks_per_env=(num_tasks,), easy_threshold=0.9)
         tasks, rewards = np.zeros(64, np.int32), np.zeros((64, 2), np.float32)
-        if operation == "sample":
-            program = jax.jit(lambda state: pools.sample(state, jax.random.key(0), 64))
-        else:
-            program = jax.jit(lambda state: pools.update(state, tasks, rewards), donate_argnums=0)
-        return compiled(program, jax.eval_shape(pools.init)).cost_analysis()["flops"]
+        operations = {
+            "sample": lambda state: (state, pools.sample(state, jax.random.key(0), 64)),
+            "update": lambda state: pools.update(state, tasks, rewards),
+        }
+        return flops(operations[operation], jax.eval_shape(pools.init))
 
     assert work(2**24) <= growth * work(2**15)
 

@@ -253,14 +253,6 @@ def test_handles_of_any_integers_are_the_numbers_that_they_are(kind, like):
             np.testing.assert_array_equal(found, expected)
 
 
-def test_a_count_of_the_state_of_another_buffer_is_refused():
-    message = "capacity=5: this state has a leading axis of 4; use the buffer that made it"
-    rejects(message, jr.ReplayBuffer(capacity=5).size, jr.ReplayBuffer(capacity=4).init(np.zeros(1)))
-    state = BUFFER.init(np.zeros(1))
-    several = state.replace(sampler=state.sampler.replace(alpha=np.zeros(2, np.float32)))
-    rejects(r"state\.sampler\.alpha: got float32\[2\], expected one number; use jax.vmap", BUFFER.size, several)
-
-
 def draws(state, number):
     key = jax.random.key(0)
     return BUFFER.sample(state, key, 64, max_age=number).age, BUFFER.epoch(state, key, 2, step=number).indices

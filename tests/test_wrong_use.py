@@ -69,7 +69,7 @@ BIG = jr.Mixture(buffers=(REPLAY, REPLAY))
 DRAWN = jr.Sample(ROWS, jnp.asarray(HANDLES), ONES, ONES)
 NO, FOUR = np.zeros((1, 2), bool), np.zeros(4, np.float32)
 ROLLOUT = [np.zeros((2, 2), np.float32)] * 3 + [np.zeros((2, 2), bool)] * 2 + [np.zeros((2, 2), np.float32)]
-LATER, LEVELS, HIGH = streams(hindsight=True), jr.Levels(capacity=4), jnp.float32(1.5)
+LEVELS, HIGH = jr.Levels(capacity=4), jnp.float32(1.5)
 DISTINCT = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
 PAIR = jr.Mixture(buffers=(DISTINCT, DISTINCT))
 STREAMS = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, sampler=jr.Uniform(replacement=False))
@@ -94,10 +94,6 @@ def tracer_add(gamma):
 
 def rollout(steps=ROLLOUT, **named):
     return lambda: jax.eval_shape(lambda: jr.n_step_transitions(*steps, gamma=0.9, **named))
-
-
-def later_by(gamma):
-    return lambda: LATER.later(zeros(LATER, STEPS), KEY, HANDLES, law="geometric", gamma=gamma)
 
 
 def schedule(function):
@@ -132,7 +128,6 @@ CASES = [
     ("beta='all': must be a number", weights("all")),
     (r"eta=1.5: must be a number in \[0, 1\]; it is the share", lambda: jr.sequence_priority(STEPS, eta=1.5)),
     ("eta=Array.*: must be a number", lambda: jr.sequence_priority(STEPS, eta=jnp.float32(np.nan))),
-    (r"gamma=Array.*: must be a number in \[0, 1\]; it is a discount", later_by(HIGH)),
     ("gamma=Array.*: must be a number", tracer_add(HIGH)),
     (r"gamma=Array.*: must be numbers in \[0, 1\]", tracer_add(jnp.array([0.5, 1.5]))),
     (r"gamma=array.*: must be numbers in \[0, 1\]", tracer_add(np.array([0.5, np.nan]))),
@@ -220,10 +215,6 @@ CASES = [
     (r"unexpected \[0\], \[1\]; .* np.stack makes an array of a list; got", lambda: REPLAY.add(STATE, [1.0, 2.0])),
     ("a list holds leaves, np.stack makes", lambda: REPLAY.add(STATE, {"a": [[1.0], [2.0]]})),
     ("a list holds leaves, np.stack makes", lambda: REPLAY.add(STATE, [{"a": ROWS}] * 2)),
-    (
-        r"leaf \[0\]\[0\]: .* needs 1 leading axis; x\[None\] adds one, np.stack makes",
-        lambda: REPLAY.init([[1.0, 2.0]]),
-    ),
     ("got both, or a Sample as key; give a key, or sample=", lambda: jr.diagnostics(REPLAY, STATE, DRAWN)),
     (
         "test_wrong_use.py': .* a file .npz with observations, actions, .* from_arrays",

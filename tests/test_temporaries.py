@@ -31,10 +31,6 @@ SAMPLERS = {"uniform": jr.Uniform(), "prioritized": jr.Prioritized(), "global": 
 pytestmark = [pytest.mark.usefixtures("compiled_afresh"), pytest.mark.hlo, pytest.mark.versions]
 
 
-def storage_bytes(state):
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.storage))
-
-
 def often(cases, all_cases):
     """Of all cases those that are run always; the others are of their kind."""
     return [case if case in cases else rarely(case) for case in all_cases]
@@ -61,7 +57,7 @@ OPERATIONS_OF_BUFFERS = [
 
 def check(function, state, *arguments):
     program = compiled(jax.jit(function, donate_argnums=0), state, *arguments)
-    storage = storage_bytes(state)
+    storage = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.storage))
     assert storage >= 200e6
     assert program.memory_analysis().temp_size_in_bytes < 0.01 * storage
     smallest = min(leaf.size for leaf in jax.tree.leaves(state.storage) if leaf.size * 100 > storage)
@@ -389,11 +385,11 @@ def test_work_on_pools_grows_with_the_levels_of_the_tree(operation, growth):
     def work(num_tasks):
         pools = jr.DifficultyPools(tasks_per_env=(num_tasks,), easy_threshold=0.9)
         tasks, rewards = np.zeros(64, np.int32), np.zeros((64, 2), np.float32)
-        if operation == "sample":
-            program = jax.jit(lambda state: pools.sample(state, jax.random.key(0), 64))
-        else:
-            program = jax.jit(lambda state: pools.update(state, tasks, rewards), donate_argnums=0)
-        return compiled(program, jax.eval_shape(pools.init)).cost_analysis()["flops"]
+        operations = {
+            "sample": lambda state: (state, pools.sample(state, jax.random.key(0), 64)),
+            "update": lambda state: pools.update(state, tasks, rewards),
+        }
+        return flops(operations[operation], jax.eval_shape(pools.init))
 
     assert work(2**24) <= growth * work(2**15)
 
@@ -408,12 +404,12 @@ def test_work_on_the_tree_grows_with_its_levels(operation, growth):
             return tree, sum_tree.sample(tree, key, 256, stratified=True)
         return sum_tree.update(tree, indices, jnp.ones(256), unique_indices=operation == "unique"), indices
 
-    costs = []
-    for capacity in (2**15, 2**24):
-        tree, key = jax.eval_shape(lambda capacity=capacity: sum_tree.init(capacity)), jax.random.key(0)
-        program = compiled(jax.jit(run, donate_argnums=0), tree, key)
-        costs.append((program.memory_analysis().temp_size_in_bytes, program.cost_analysis()["flops"]))
-    (small_bytes, small_work), (large_bytes, large_work) = costs
+    def costs(capacity):
+        tree = jax.eval_shape(lambda: sum_tree.init(capacity))
+        program = compiled(jax.jit(run, donate_argnums=0), tree, jax.random.key(0))
+        return program.memory_analysis().temp_size_in_bytes, program.cost_analysis()["flops"]
+
+    (small_bytes, small_work), (large_bytes, large_work) = costs(2**15), costs(2**24)
     assert large_work <= growth * small_work
     assert large_bytes <= 2 * small_bytes
 

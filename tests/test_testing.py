@@ -119,7 +119,6 @@ P, W = [0.0, 0.5, 1.0, 1.0], [0.0, 2.0, 0.0, 1e30]  # what a draw may tell
         (testing.TYPES, {"weights": np.zeros(4, np.int32)}),
         (testing.RANGES, {"probabilities": [0.0, -1e-6, 1.0, 1.0]}),
         (testing.RANGES, {"probabilities": [0.0, 1 + 1e-4, 1.0, 1.0]}),
-        (testing.RANGES, {"probabilities": [0.0, 2.0, 1.0, 1.0]}),
         (testing.RANGES, {"probabilities": [0.0, np.nan, 1.0, 1.0]}),
         (testing.RANGES, {"weights": [0.0, np.nan, 1.0, 1.0]}),
         (testing.RANGES, {"weights": [0.0, np.inf, 1.0, 1.0]}),
@@ -140,12 +139,14 @@ def test_the_rows_of_a_draw_are_checked_one_by_one(rule, changed):
             breaks(rule, _buffers.check_rows, **given, batch_size=4)
 
 
-@pytest.mark.parametrize(("more", "passes"), [(85, True), (90, False)])
+@pytest.mark.parametrize(("more", "passes"), [(68, True), (72, False)])
 def test_a_law_is_tested_at_five_standard_deviations(more, passes):
     """Chi-squares of 28.9 and 32.4 with one degree of freedom: at most 30.8; two would make it 33.4."""
-    drawn, probabilities = np.repeat([3, 5], [500 + more, 500 - more]), np.full(1000, 0.5)
+    drawn = np.repeat([3, 5], [200 + more, 800 - more])
+    probabilities = np.where(drawn == 3, 0.2, 0.8)
     if passes:
         _buffers.check_law(drawn, probabilities)
+        _buffers.check_law(np.arange(1000) == 0, np.float32([1e-6, *[1 - 1e-6] * 999]))  # a rare draw
     else:
         breaks(testing.LAW, _buffers.check_law, drawn, probabilities)
 
@@ -281,7 +282,6 @@ BROKEN_DRAWS = [
     (testing.EMPTY, drawn_with(lambda x: {"probabilities": jnp.maximum(x.probabilities, 0.1)})),
     (testing.TYPES, drawn_with(lambda x: {"items": x.items["x"].astype(jnp.int32)})),
     (testing.TYPES, drawn_with(lambda x: {"items": x.items["x"][1:]})),
-    (testing.TYPES, drawn_with(lambda x: {"indices": x.indices.astype(jnp.float32)})),
     (testing.RANGES, Own(keeps_handles=True)),
     (testing.RANGES, drawn_with(lambda x: {"weights": -x.weights})),
     (testing.LAW, drawn_with(lambda x: {"probabilities": x.probabilities / 2})),
@@ -540,15 +540,8 @@ def test_an_exempt_rule_may_be_broken_and_no_other(name, exempt):
 @pytest.mark.parametrize("exempt", [testing.EVERY, ["no rule"]])
 def test_what_is_exempt_is_a_list_of_rules(exempt):
     rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
+    rejects("must be a sampler", testing.check_sampler, object(), exempt=exempt)
 
 
-def test_what_is_no_sampler_how_much_is_drawn_and_a_law_that_is_not_quite_right():
-    rejects("must be a sampler", testing.check_sampler, object())
+def test_a_sampler_is_asked_for_as_many_rows_as_are_given():
     rejects("^2 rows", testing.check_sampler, wrong(sample=tell_size), batch_size=2, error=RuntimeError)
-    rng = seeds.rng(0)
-    law = np.array([0.1, 0.2, 0.7])
-    drawn = rng.choice(3, 2 * _buffers.DRAWS, p=law)
-    _buffers.check_law(drawn, law[drawn].astype(np.float32))
-    _buffers.check_law(np.arange(1000) == 0, np.float32([1e-6, *[1 - 1e-6] * 999]))  # one rare draw is no error
-    other = np.array([0.1, 0.25, 0.65], np.float32)
-    breaks("draws follow their probabilities: chi-square", _buffers.check_law, drawn, other[drawn])

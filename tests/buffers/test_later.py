@@ -140,7 +140,9 @@ def test_wrong_arguments(long):
     rejects("this state is of a buffer without it", buffer.later, plain.init(rows(0, 1, 2)), key, handles)
     later = functools.partial(buffer.later, state, key)
     rejects('law=\'first\': must be "uniform", "geometric" or', later, handles, law="first")
-    rejects(r"gamma=1.5: must be a number in \[0, 1\]", later, handles, law="geometric", gamma=1.5)
+    for gamma in (1.5, jnp.float32(1.5)):
+        message = r"gamma=.*1\.5.*: must be a number in \[0, 1\]; it is a discount"
+        rejects(message, later, handles, law="geometric", gamma=gamma)
     rejects(r"gamma: got float32\[3\], expected one", later, handles, law="geometric", gamma=np.ones(3, np.float32))
     rejects(r"indices: got float32\[3\], expected a vector of integers", later, handles.astype(np.float32))
     rejects("new_buffer.hindsight=True: must be as", jr.migrate, plain, plain.init(rows(0, 1, 2)), buffer)

@@ -1,4 +1,5 @@
 import functools
+import itertools
 
 import chex
 import jax
@@ -66,12 +67,10 @@ def test_beta_of_a_draw_is_one_number_in_range():
 
 def test_a_state_of_another_sampler_is_refused():
     samplers = [jr.Uniform(), jr.Prioritized(), jr.Prioritized(normalize="global")]
-    for sampler in samplers:
-        buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
-        for other in samplers:
-            if other != sampler:
-                state = jax.eval_shape(jr.ReplayBuffer(capacity=4, sampler=other).init, numbers(0, 4))
-                rejects("this state is of another sampler", jax.eval_shape, buffer.add, state, numbers(0, 4))
+    for pair in itertools.permutations(samplers, 2):
+        buffer, other = (jr.ReplayBuffer(capacity=4, sampler=sampler) for sampler in pair)
+        state = jax.eval_shape(other.init, numbers(0, 4))
+        rejects("this state is of another sampler", jax.eval_shape, buffer.add, state, numbers(0, 4))
 
 
 def test_coax_traces():

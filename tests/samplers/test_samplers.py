@@ -268,8 +268,7 @@ def test_construction_errors():
     rejects(r"normalize='max': must be \"batch\", \"global\" or None", jr.Prioritized, normalize="max")
 
 
-def test_flags_that_are_no_flags_and_what_is_no_sampler():
-    rejects("sampler=None: must be a sampler", jr.ReplayBuffer, capacity=4, sampler=None)
+def test_flags_that_are_no_flags():
     sampler, rows = jr.Prioritized(), np.arange(3)
     state = jax.eval_shape(lambda: sampler.init(4))
     for flags in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool)):

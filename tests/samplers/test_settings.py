@@ -169,7 +169,7 @@ def test_settings_of_another_dtype_change_no_other():
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
     given = {name: jax.device_put(np.float64(value)) for name, value in IN_STATE.items()}
     state = buffer.init(numbers(0, 4))
-    state = state.replace(sampler=state.sampler.replace(**given)) if given else state
+    state = state.replace(sampler=state.sampler.replace(**given))
     after = buffer.update(buffer.add(state, numbers(0, 4), td_errors=np.arange(4.0)), numbers(0, 4), np.arange(4.0))
     assert types(after) == types(state)
     found = buffer.priorities(after, numbers(0, 4))

@@ -126,8 +126,7 @@ def test_buffers_follow_their_state(monkeypatch, name):
     (found, read), (state, expected) = jax.device_get((jax.jit(run)(wide), jax.jit(run)(plain)))
     assert (layout_of(found), layout_of(state)) == ("tpu", "cpu")
     chex.assert_trees_all_equal(read, expected)
-    for x, y in zip(map(sum_tree.leaves, trees(found)), map(sum_tree.leaves, trees(state)), strict=True):
-        np.testing.assert_array_equal(x, y)
+    chex.assert_trees_all_equal(*([*map(sum_tree.leaves, trees(x))] for x in (found, state)))
 
 
 @pytest.mark.parametrize("name", ["replay", *map(rarely, ["reservoir", "sequence"])])
@@ -135,10 +134,9 @@ def test_arguments_say_where_before_the_default_device(name):
     buffer, items = BUFFERS[name]
     device = jax.devices()[1]
     placed, spec = jax.device_put(items, device), jax.eval_shape(lambda: items)
-    over_two = NamedSharding(mesh(2), PartitionSpec())
     abstract = [
         jax.tree.map(lambda x, where=where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), spec)
-        for where in (SingleDeviceSharding(device), over_two)
+        for where in (SingleDeviceSharding(device), NamedSharding(mesh(2), PartitionSpec()))
     ]
     with jax.default_device("tpu"):  # there is none, so that whatever is made there is an error
         for given in (placed, abstract[0]):

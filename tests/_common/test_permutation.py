@@ -8,21 +8,18 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import rarely, run_once
+from helpers import rarely, run_for_long, run_once
 from jax import lax
 from scipy import stats
 
 from jaxreplay._common.permutation import ROUNDS, permuted
 from jaxreplay._common.random import random_bits
 
-rbg_key = functools.partial(jax.random.key, impl="rbg")
 LEAST = 1e-6  # that any p-value may be
 SMALL = (2, 3, 4, 5, 6)
 LARGER = (7, 8, 12, 16)
 LARGE = (2**20, 1_000_003)
 NUM_KEYS, CHUNK = 100_000, 10_000
-# Much is computed, so this is worth compiling well.
-fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
 
 
 def orders(keys, sizes):
@@ -37,7 +34,7 @@ def long_orders(seed):
     """Of three keys and each of the large sizes: {size: int [3, size]}; the key, the next, and one folded from it."""
     first = int(seeds.rng(seed).integers(2**31 - 1))
 
-    @fast
+    @run_for_long
     def draw(first):
         key = jax.random.key(first)
         return orders(jnp.stack([key, jax.random.key(first + 1), jax.random.fold_in(key, 0)]), LARGE)
@@ -52,7 +49,7 @@ def short_orders(kind, sizes):
     make = {"key": jax.random.key, "fold_in": functools.partial(jax.random.fold_in, seeds.key(1))}[kind]
     first = seeds.rng(kind).integers(2**31, dtype=np.uint32)
     numbers = (first + np.arange(NUM_KEYS, dtype=np.uint32)).reshape(-1, CHUNK)
-    draw = fast(lambda part: orders(jax.vmap(make)(part), sizes))
+    draw = run_for_long(lambda part: orders(jax.vmap(make)(part), sizes))
     parts = [np.asarray(draw(part)) for part in numbers]
     all_sizes = np.concatenate(parts).astype(np.int64)
     return {size: all_sizes[:, i, :size] for i, size in enumerate(sizes)}
@@ -86,7 +83,7 @@ def twin(key, size):
 
 def test_equals_the_twin():
     key, sizes = jax.random.key(5), (*range(1, 65), 100)
-    found = np.asarray(fast(lambda key: orders(key[None], sizes))(key))[0]
+    found = np.asarray(run_for_long(lambda key: orders(key[None], sizes))(key))[0]
     for numbers, size in zip(found, sizes, strict=True):
         np.testing.assert_array_equal(numbers[:size], twin(key, size))
 
@@ -108,7 +105,7 @@ def test_half_of_all_decisions_swap_and_0_is_none_of_them():
 def test_the_largest_sizes(size):
     places = seeds.rng(0).choice(size, 100_000, replace=False).astype(np.int32)
     places[:2] = [0, size - 1]
-    numbers = np.asarray(fast(permuted)(seeds.key(4), places, np.int32(size)))
+    numbers = np.asarray(run_for_long(permuted)(seeds.key(4), places, np.int32(size)))
     assert numbers.min() >= 0
     assert numbers.max() < size
     assert len(np.unique(numbers)) == len(np.unique(places))
@@ -125,7 +122,7 @@ def test_places_beyond_the_size_and_no_size():
         np.testing.assert_array_equal(ask(jax.random.key(0), places, np.int32(size)), np.zeros(6))
 
 
-@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, rbg_key])
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, functools.partial(jax.random.key, impl="rbg")])
 def test_every_kind_of_key_and_way_to_ask(make):
     """For all places, for one, and for some after the others."""
     size, places = np.int32(1000), np.arange(1000, dtype=np.int32)

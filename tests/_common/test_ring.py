@@ -74,9 +74,7 @@ def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capa
 @pytest.mark.parametrize("capacity", [1, 3, 7, 10**6, 2**27, 2**29])
 def test_names_in_a_mixture_fit_int32_and_tell_generations_apart(capacity, num_rings, num_names):
     """With as many slots as a mixture takes."""
-    capacity = min(capacity, 2**29 // num_names) // num_rings
-    if capacity == 0:
-        capacity = 1
+    capacity = max(min(capacity, 2**29 // num_names) // num_rings, 1)
     whole = ring.init(capacity, num_rings)
     period = whole.named(num_names * num_rings).period
     assert num_names * num_rings * period <= 2**31

@@ -114,13 +114,11 @@ def test_parts_of_each_layout_are_written_in_turn(as_rows, kind, leading):
     assert len(set(places)) < 12
     spec = jax.ShapeDtypeStruct(shape, dtype)
     both = jax.device_put({name: old.reshape(*leading, *shape) for name in "ab"})
-    given = jax.device_put(
-        (*(x.reshape(4, 3) for x in (places.astype(np.int32), mask)), [None, new.reshape(4, 3, *shape)])
-    )
+    where = places.astype(np.int32).reshape(4, 3), mask.reshape(4, 3)
+    given = jax.device_put((*where, [None, new.reshape(4, 3, *shape)]))
     everywhere = jax.device_put(np.arange(leading[0], dtype=np.int32))
 
-    def run(storage, everywhere, both, *given):
-        places, mask, values = given
+    def run(storage, everywhere, both, places, mask, values):
         written = layouts.write_parts(layouts.write(storage, everywhere, both), len(leading), places, mask, values)
         return layouts.read(written, everywhere)
 

@@ -124,8 +124,7 @@ def test_a_saved_state_is_still_donated_in_place(tmp_path):
 def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, below, wait):
     (tmp_path / "file").write_text("text")
     before = {*threading.enumerate()}  # some of an earlier test may be about to end
-    with pytest.raises(OSError, match=r"file|nnn"):
-        jr.save(tmp_path.joinpath(*below), None, full(1), wait=wait)
+    rejects("file|nnn", jr.save, tmp_path.joinpath(*below), None, full(1), wait=wait, error=OSError)
     assert {*threading.enumerate()} <= before
     assert entries(tmp_path) == ["file"]
 
@@ -137,8 +136,7 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, w
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the description still fits
     try:
-        with pytest.raises(OSError, match="File too large"):
-            jr.save(tmp_path, None, second, wait=wait)()
+        rejects("File too large", lambda: jr.save(tmp_path, None, second, wait=wait)(), error=OSError)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_alone(tmp_path, first)
@@ -249,16 +247,15 @@ def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
         jr.save(tmp_path, None, full(number), step=10 * number, keep=3)
     assert entries(tmp_path) == ["checkpoint_2", "checkpoint_3", "checkpoint_4"]
     rejects(f"step={2**63}: must be", jr.save, tmp_path, None, full(5), step=2**63)
+    restore = functools.partial(jr.restore, tmp_path, None, full(0))
     for number in (2, 3, 4):
-        assert_same(jr.restore(tmp_path, None, full(0), step=10 * number), full(number))
-    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint of step 10 there"):
-        jr.restore(tmp_path, None, full(0), step=10)
+        assert_same(restore(step=10 * number), full(number))
+    rejects("no complete checkpoint of step 10 there", restore, step=10, error=FileNotFoundError)
     check_save(tmp_path, full(7), step=20, keep=3)  # of a run that has gone back
-    assert_same(jr.restore(tmp_path, None, full(0), step=20), full(7))
+    assert_same(restore(step=20), full(7))
     jr.save(tmp_path, None, full(8))
     assert entries(tmp_path) == ["checkpoint_6"]
-    with pytest.raises(FileNotFoundError, match="step 20"):
-        jr.restore(tmp_path, None, full(0), step=20)
+    rejects("step 20", restore, step=20, error=FileNotFoundError)
 
 
 # --- damage
@@ -272,20 +269,19 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     ]
     for step, one in enumerate(states):
         jr.save(tmp_path, None, one, step=step, keep=2)
-    ways = 0
+    ways, restore = 0, functools.partial(jr.restore, tmp_path, None, states[0])
     for file in sorted(file for file in (tmp_path / "checkpoint_1").rglob("*") if file.is_file()):
         for _ in damaged(file):
             message = r"checkpoint_1: the checkpoint is damaged: .* use a copy of it\. Restored '.*checkpoint_0'\."
             with pytest.warns(UserWarning, match=message) as found:
-                restored = jr.restore(tmp_path, None, states[0])
+                restored = restore()
             assert len(found) == 1
             assert_same(restored, states[0])
             if ways % 10 == 0:  # of this step there is no other
-                with pytest.raises((ValueError, FileNotFoundError), match=r"is damaged|no complete checkpoint"):
-                    jr.restore(tmp_path, None, states[0], step=1)
+                rejects("is damaged|no complete checkpoint", restore, step=1, error=(ValueError, FileNotFoundError))
             ways += 1
     assert ways > 250
-    assert_same(jr.restore(tmp_path, None, states[0]), states[1])
+    assert_same(restore(), states[1])
 
 
 @pytest.mark.parametrize("part", ["description.json", "arrays"])
@@ -293,8 +289,7 @@ def test_a_half_copied_checkpoint_is_named_and_does_not_stand_in_the_way(tmp_pat
     jr.save(tmp_path, None, full(1))
     gone = tmp_path / "checkpoint_0" / part
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    with pytest.raises(ValueError, match=r"checkpoint_0: the checkpoint is damaged"):
-        jr.restore(tmp_path, None, full(0))
+    rejects("checkpoint_0: the checkpoint is damaged", jr.restore, tmp_path, None, full(0))
     check_save(tmp_path, full(2), keep=2**31 - 1)
 
 
@@ -305,9 +300,9 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def test_a_url_is_no_folder():
+    message = "gs://bucket/run: is a URL; a checkpoint is a folder of a file system"
     for call in (jr.save, jr.restore):
-        with pytest.raises(ValueError, match="gs://bucket/run: is a URL; a checkpoint is a folder of a file system"):
-            call("gs://bucket/run", None, full(1))
+        rejects(message, call, "gs://bucket/run", None, full(1))
 
 
 @pytest.mark.parametrize(("module", "name"), [(_files, "description"), (_arrays, "load"), (_files, "read")])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 from checkpoint_runs import assert_same, rewrite
 from faults import LONG, Child
+from helpers import rejects
 
 import jaxreplay as jr
 from jaxreplay.__main__ import main
@@ -215,5 +216,4 @@ def test_an_error_of_the_package_itself_is_not_blamed_on_the_file(tmp_path, monk
     state = buffer.init(jnp.zeros(1))
     jr.save(tmp_path, buffer, state)
     monkeypatch.setattr(jr.buffers.ReplayBuffer, "_check_state", fails)
-    with pytest.raises(TypeError, match="of the package"):
-        jr.restore(tmp_path, buffer, state)
+    rejects("of the package", jr.restore, tmp_path, buffer, state, error=TypeError)

@@ -31,7 +31,7 @@ from faults import (
     unreadable,
     which,
 )
-from helpers import rarely
+from helpers import rarely, rejects
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
@@ -95,8 +95,7 @@ INSIDE = ["checkpoint_1", "checkpoint_1/", "checkpoint_1/arrays", "checkpoint_1/
 def test_a_save_into_a_checkpoint_is_refused(two, inside, wait):
     (two / "latest").symlink_to("checkpoint_1")
     before = tree(two)
-    with pytest.raises(ValueError, match=re.escape(str(two)) + r"(?!/)"):  # what to pass
-        jr.save(f"{two}/{inside}", None, NEXT, wait=wait)
+    rejects(re.escape(str(two)) + r"(?!/)", jr.save, f"{two}/{inside}", None, NEXT, wait=wait)  # what to pass
     assert tree(two) == before
     assert which(two, OLD, NEW) == 1
 
@@ -127,11 +126,8 @@ def test_a_file_that_is_lost_before_a_save_completes_is_an_error(tmp_path, name,
             lost.append(name)
             os.truncate(part / FILES[name], 0) if "emptied" in name else os.unlink(part / FILES[name])
 
-    with (
-        hooked(tmp_path, lose, [*OPENS, (os, "stat"), (os, "lstat"), (os, "fsync")]),
-        pytest.raises(OSError, match="checkpoint_1"),
-    ):
-        jr.save(tmp_path, None, NEW, wait=wait)()
+    with hooked(tmp_path, lose, [*OPENS, (os, "stat"), (os, "lstat"), (os, "fsync")]):
+        rejects("checkpoint_1", lambda: jr.save(tmp_path, None, NEW, wait=wait)(), error=OSError)
     assert lost == [name]
     assert_alone(tmp_path, OLD)
     jr.save(tmp_path, None, NEXT)
@@ -160,8 +156,7 @@ def test_a_save_in_the_background_that_failed_unseen_is_told_by_the_next(tmp_pat
     jr.save(tmp_path / "run", None, OLD)
     finish = fail_in_background(tmp_path / "run")
     for call in (lambda: jr.save(tmp_path / other, None, NEXT, wait=wait)(), finish, finish):
-        with pytest.raises(OSError, match=r"(?s)run.*Read-only|Read-only.*run"):
-            call()
+        rejects("(?s)run.*Read-only|Read-only.*run", call, error=OSError)
     assert_alone(tmp_path / "run", OLD)
     for one in (NEW, NEXT):
         jr.save(tmp_path / other, None, one, wait=wait)()
@@ -216,9 +211,9 @@ def test_what_else_is_in_the_folder_makes_nothing_hang(two, tmp_path, name, caps
         assert main([str(two)]) == 0
         assert_same(jr.restore(two, None, OLD, step=0), OLD)
         check_save(two, NEXT)
+        errors = FileNotFoundError, ValueError
         for step in (None, 1):
-            with pytest.raises((FileNotFoundError, ValueError), match=r"no complete checkpoint|is damaged"):
-                jr.restore(alone, None, NEW, step=step)
+            rejects("no complete checkpoint|is damaged", jr.restore, alone, None, NEW, step=step, error=errors)
         assert main([str(alone)]) == 2
     told = capsys.readouterr()
     assert "arrays and numbers" in told.out
@@ -257,8 +252,7 @@ def test_an_error_of_jax_is_no_damage(two, name, monkeypatch):
     like = {**NEW, "x00": jax.ShapeDtypeStruct(NEW["x00"].shape, np.uint8, sharding=sharding)}
     assert_same(jr.restore(two, None, like), NEW)
     monkeypatch.setattr(jax, name, fails)
-    with pytest.raises(ValueError, match=r"^of JAX$"):
-        jr.restore(two, None, like)
+    rejects("^of JAX$", jr.restore, two, None, like)
 
 
 # --- files of other programs in a checkpoint

@@ -69,10 +69,6 @@ def test_a_save_without_a_descriptor_at_each_of_its_calls(tmp_path, wait, more):
 # --- disks
 
 
-def may_mount():
-    return os.geteuid() == 0 and shutil.which("mount") is not None
-
-
 def fill(file, num_free):
     """Fill the disk of a file up to some bytes."""
     with open(file, "wb", buffering=0) as opened, contextlib.suppress(OSError):
@@ -81,7 +77,7 @@ def fill(file, num_free):
     os.truncate(file, max(0, os.stat(file).st_size - num_free))
 
 
-if may_mount():
+if os.geteuid() == 0 and shutil.which("mount") is not None:
 
     @pytest.mark.parametrize(
         ("wait", "levels"), [(False, [5]), *map(rarely, [(True, range(20)), (False, range(20))])], ids=str

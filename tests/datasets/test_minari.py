@@ -57,10 +57,7 @@ def nested():
     )
 
 
-DATASETS = {
-    "CartPole": lambda: record("CartPole-v1", 6, max_episode_steps=25),
-    "nested": nested,
-}
+DATASETS = {"CartPole": lambda: record("CartPole-v1", 6, max_episode_steps=25), "nested": nested}
 
 
 def fields(episode):
@@ -77,11 +74,6 @@ def check_equal(found, expected):
         np.testing.assert_array_equal(x, y, err_msg=str(path))
 
 
-def filled(steps):
-    buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=1, sequence_length=2)
-    return buffer, buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)
-
-
 @pytest.mark.parametrize("name", [name if i == 0 else rarely(name) for i, name in enumerate(DATASETS)])
 def test_rows_and_draws(name):
     """Each row, and each transition that is drawn."""
@@ -92,7 +84,8 @@ def test_rows_and_draws(name):
         assert (len(episodes[-1]["rewards"]), episodes[-1]["terminations"].any()) == (5, False)
     steps = jr.datasets.from_minari(dataset)
     assert len(steps.ends) == dataset.total_steps + dataset.total_episodes
-    buffer, state = filled(steps)
+    buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=1, sequence_length=2)
+    state = buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)
     items = jax.tree.map(np.asarray, buffer.get(state, np.arange(len(steps.ends) - 1)))
     row = 0
     for episode in episodes:

@@ -116,8 +116,7 @@ def test_parts_and_their_table():
     alone = [jr.memory(buffer, transitions(1)) for buffer in CASES["mixture"][0].buffers]
     assert mixed.total == sum(found.total for found in alone)
     assert mixed.tree == alone[1].tree > 0 == alone[0].tree
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.tree = 0
+    rejects("tree", setattr, found, "tree", 0, error=dataclasses.FrozenInstanceError)
 
 
 def test_a_tree_whose_fanout_was_asked_for_keeps_it():
@@ -129,15 +128,6 @@ def test_a_tree_whose_fanout_was_asked_for_keeps_it():
     assert [x.tree for x in found] == [4 * (2 + 4 + 8 + 16 + 32 + 64)] * 2
 
 
-def bytes_by_device(state):
-    """Bytes of a state that each device holds."""
-    found = collections.Counter()
-    for leaf in jax.tree.leaves(state):
-        for shard in leaf.addressable_shards:
-            found[shard.device] += shard.data.nbytes
-    return found
-
-
 def test_shards_take_their_parts():
     """On every device of the mesh, also along an axis over which the shards are replicated."""
     whole = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=3, sampler=jr.Prioritized())
@@ -146,7 +136,9 @@ def test_shards_take_their_parts():
     for of_mesh, axis, num_devices in ((mesh(2), "data", 2), (two_axes, "seed", 8)):
         sharded = jr.Sharded(buffer=whole, mesh=of_mesh, axis=axis)
         found = jr.memory(sharded, items)
-        held = bytes_by_device(sharded.init(items))
+        held = collections.Counter()
+        for shard in (shard for leaf in jax.tree.leaves(sharded.init(items)) for shard in leaf.addressable_shards):
+            held[shard.device] += shard.data.nbytes
         assert set(held.values()) == {found.total}
         assert found.num_devices == len(held) == num_devices
         assert found.stored["['obs']"].shape == (8, 3, 5)
@@ -215,13 +207,11 @@ def stacks(*leading):
 
 STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
 MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
+SEQUENCES = jr.ReplayBuffer(capacity=25_000, sampler=PER)
 TABLE = {
     "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), frames(1, 50)),
     "`ReplayBuffer`, 3-step transitions of stacks of 4": (jr.ReplayBuffer(capacity=10**6, sampler=PER), stacks(1)),
-    "`ReplayBuffer`, sequences of 80 steps, one every 40": (
-        jr.ReplayBuffer(capacity=25_000, sampler=PER),
-        frames(1, 80),
-    ),
+    "`ReplayBuffer`, sequences of 80 steps, one every 40": (SEQUENCES, frames(1, 80)),
     "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, names=["obs"])),
     "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, names=["obs", "next_obs"])),
 }

@@ -162,9 +162,8 @@ def test_every_buffer(name):
         law = (td_errors**0.6).reshape(2, 4) / np.sum((td_errors**0.6).reshape(2, 4), axis=1, keepdims=True) / 2
         stored, drawn = (patch.get_data() for patch in figure.axes[0].patches)
         assert stored.values.sum() == pytest.approx(1)
-        np.testing.assert_allclose(
-            drawn.values, np.histogram(td_errors, drawn.edges, weights=law.ravel())[0], atol=0.01
-        )
+        expected = np.histogram(td_errors, drawn.edges, weights=law.ravel())[0]
+        np.testing.assert_allclose(drawn.values, expected, atol=0.01)
         ages = figure.axes[1].patches[0].get_data()
         assert (ages.values.tolist(), ages.edges.tolist()) == ([0.25, 0, 0.25, 0, 0.25, 0, 0.25], [*range(8)])
     if name == "mixture":  # equal priorities are in the middle of a decade

@@ -109,6 +109,7 @@ def scanned_steps(buffer, order, seeds, same_items=False):
     return copies, program.memory_analysis().temp_size_in_bytes / whole
 
 
+SHORT = ["sample", "add", "sample", "update", "add"]
 # All pairs of operations follow one another.
 PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add", "add"]
 PAIRS += ["set", "set", "update", "set", "sample", "set", "add"]
@@ -119,6 +120,7 @@ PAIRS += ["set", "set", "update", "set", "sample", "set", "add"]
 @pytest.mark.parametrize(
     ("sampler", "order", "same_items", "seeds"),
     [
+        rarely((PRIORITIZED, SHORT, False, 0)),
         (UNIFORM, ["sample", "update", "add"], True, 4),
         (UNIFORM, ["sample", "set", "add", "sample", "add"], False, 0),
         rarely((PRIORITIZED, PAIRS, False, 0)),

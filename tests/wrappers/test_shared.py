@@ -66,9 +66,10 @@ def held(block):
     with thread(hold) as holder:
         assert entered.wait(LONG)
         try:
-            yield holder
+            yield
         finally:
             leave.set()
+    holder.result()  # an error if it left by itself, as this block took too long
 
 
 def waits(future):

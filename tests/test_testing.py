@@ -70,18 +70,15 @@ ROWS = jr.TransitionBatch(S=jnp.zeros((4, 2)), A=jnp.zeros(4, bool), logP=None, 
                           S_next=jnp.zeros((4, 2)))  # fmt: skip
 
 
-CALLS = []
-
-
 def test_a_buffer_of_ones_own_passes_with_the_add_that_is_given():
-    CALLS.clear()
+    calls = []
 
     def add(state, items, key):
-        CALLS.append(key)
+        calls.append(key)
         return Own().add(state, items, key)
 
     testing.check_buffer(Own(), ROWS, add=add)
-    assert CALLS
+    assert calls
 
 
 def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
@@ -205,6 +202,9 @@ def own(**methods):
 def drawn_with(change):
     """A buffer of which draws differ as `change(sample)`, a dict of fields, says."""
     return own(sample=lambda sample, *args: (drawn := sample(*args)).replace(**change(drawn)))
+
+
+CALLS = []
 
 
 def count_calls(add, state, items, key):

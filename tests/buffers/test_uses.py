@@ -114,9 +114,8 @@ def test_errors():
     rejects("count_updates=2", jr.ReplayBuffer, capacity=4, count_updates=2)
     buffer = jr.ReplayBuffer(capacity=2**23 + 1, sampler=SAMPLERS["distinct"], max_uses=1)
     state = jax.eval_shape(buffer.init, np.zeros(1))
+    message = "max_uses, replacement=False: 8388609 slots, at most 8388608"
     draw = functools.partial(buffer.sample, batch_size=4)
-    rejects(
-        "max_uses, replacement=False: 8388609 slots, at most 8388608", jax.eval_shape, draw, state, jax.random.key(0)
-    )
+    rejects(message, jax.eval_shape, draw, state, jax.random.key(0))
     message, recent = r"max_uses=1: Recent\(.*draws by rank among all items; use another sampler", jr.Recent(power=1)
     rejects(message, jr.ReplayBuffer, capacity=4, sampler=recent, max_uses=1)

@@ -55,7 +55,6 @@ PER, OTHER_PER = jr.Prioritized(), jr.Prioritized(alpha=0.7)
 BUFFER, POOLS = jr.ReplayBuffer(capacity=4, sampler=PER), jr.DifficultyPools(tasks_per_env=(4,))
 SCHEDULED, OTHER_SCHEDULE = jr.Prioritized(beta=schedule), jr.Prioritized(beta=other_schedule)
 INNER = Outer(inner=BUFFER), Outer(inner=dataclasses.replace(BUFFER, sampler=OTHER_PER))
-BOTH = BUFFER, jr.ReplayBuffer(capacity=5)
 CHANGES = {
     "last bit": (PER, jr.Prioritized(alpha=np.nextafter(0.6, 1)), r"saved 0\.6, given 0\.60000000"),
     "schedule": (SCHEDULED, OTHER_SCHEDULE, r"beta: saved '\w+\.schedule', given '\w+\.other_schedule'"),
@@ -66,7 +65,11 @@ CHANGES = {
     "root": (POOLS, jr.NStep(n=1, gamma=1), r"config: saved '\w+\.DifficultyPools', given '\w+\.NStep'; .* more\)\."),
     "nested": ({"a": [POOLS, 1]}, {"a": [POOLS, 2]}, r"\['a'\]\[1\]: saved 1, given 2\. Restore with the saved one"),
     "many": (list(range(9)), list(range(1, 10)), r"\[4\]: saved 4, given 5 \(and 4 more\)"),
-    "both": (*BOTH, r"capacity: saved 4, given 5; config\.sampler: saved 'jaxreplay\.Prio"),
+    "both": (
+        BUFFER,
+        jr.ReplayBuffer(capacity=5),
+        r"capacity: saved 4, given 5; config\.sampler: saved 'jaxreplay\.Prio",
+    ),
 }
 
 

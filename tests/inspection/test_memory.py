@@ -137,8 +137,9 @@ def test_shards_take_their_parts():
         sharded = jr.Sharded(buffer=whole, mesh=of_mesh, axis=axis)
         found = jr.memory(sharded, items)
         held = collections.Counter()
-        for shard in (shard for leaf in jax.tree.leaves(sharded.init(items)) for shard in leaf.addressable_shards):
-            held[shard.device] += shard.data.nbytes
+        for leaf in jax.tree.leaves(sharded.init(items)):
+            for shard in leaf.addressable_shards:
+                held[shard.device] += shard.data.nbytes
         assert set(held.values()) == {found.total}
         assert found.num_devices == len(held) == num_devices
         assert found.stored["['obs']"].shape == (8, 3, 5)
@@ -207,11 +208,13 @@ def stacks(*leading):
 
 STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
 MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
-SEQUENCES = jr.ReplayBuffer(capacity=25_000, sampler=PER)
 TABLE = {
     "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), frames(1, 50)),
     "`ReplayBuffer`, 3-step transitions of stacks of 4": (jr.ReplayBuffer(capacity=10**6, sampler=PER), stacks(1)),
-    "`ReplayBuffer`, sequences of 80 steps, one every 40": (SEQUENCES, frames(1, 80)),
+    "`ReplayBuffer`, sequences of 80 steps, one every 40": (
+        jr.ReplayBuffer(capacity=25_000, sampler=PER),
+        frames(1, 80),
+    ),
     "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, names=["obs"])),
     "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, names=["obs", "next_obs"])),
 }

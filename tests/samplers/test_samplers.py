@@ -76,9 +76,9 @@ def test_a_count_of_all_shards_stops_at_the_largest_int32():
 
 
 def test_all_items_have_priority_1_with_alpha_0():
-    sampler = jr.Prioritized(alpha=0.0)
-    state = sampler.insert(sampler.init(4), np.arange(4, dtype=np.int32), np.arange(4) < 2)
-    assert sampler.priorities(state, np.arange(4, dtype=np.int32)).tolist() == [1, 1, 0, 0]
+    sampler, slots = jr.Prioritized(alpha=0.0), np.arange(4, dtype=np.int32)
+    state = sampler.insert(sampler.init(4), slots, slots < 2)
+    assert sampler.priorities(state, slots).tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(("replacement", "expected"), [(True, [0.6, 0.6, 0.6, 0.6]), (False, [0.8, 0.8, 0.8, 0])])

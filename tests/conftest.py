@@ -1,13 +1,22 @@
 """Settings for the whole suite."""
 
+import atexit
 import ctypes
 import gc
 import importlib.util
 import multiprocessing
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
+
+if sys.dont_write_bytecode:
+    # Each process would read the sources of JAX, for seconds: the processes of one run share their bytecode.
+    sys.dont_write_bytecode, sys.pycache_prefix = False, tempfile.mkdtemp(prefix="jaxreplay-bytecode-")
+    atexit.register(shutil.rmtree, sys.pycache_prefix, ignore_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import hypothesis
 import jax
@@ -66,6 +75,12 @@ def pytest_configure(config):
     }.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """No process waits at the end, while another has tests that it has not begun."""
+    return importlib.import_module("xdist.scheduler").WorkStealingScheduling(config, log)
 
 
 def pytest_report_header():

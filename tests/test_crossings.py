@@ -6,12 +6,13 @@ import seeds
 from helpers import check_happened, rarely, rejects
 
 LEAST = {"items added": 50, "items drawn": 100, "updates of stored items": 25}
-CHEAP = sorted(range(crossings.NUMBER), key=lambda number: crossings.configurations()[0][number].cost)
 
 
-@pytest.mark.parametrize("number", [*CHEAP[:2], *map(rarely, CHEAP[2:4])])
-def test_options_that_meet(tmp_path, number):
-    run_one(tmp_path, number, seeds.SEED)
+@pytest.mark.parametrize("place", [0, 1, *map(rarely, (2, 3))])
+def test_options_that_meet(tmp_path, place):
+    """The configurations that cost least."""
+    found, _ = crossings.configurations()
+    run_one(tmp_path, sorted(range(len(found)), key=lambda number: found[number].cost)[place], seeds.SEED)
 
 
 @pytest.mark.slow

@@ -16,17 +16,16 @@ MODULES = jr, jr.buffers, jr.samplers, jr.transitions, jr.wrappers, jr.curricula
 CLASSES = {name: value for module in MODULES for name, value in vars(module).items() if inspect.isclass(value)}
 
 
-def modules_after(statement):
-    program = f"{statement}; import json, sys; print(json.dumps([*sys.modules]))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(json.loads(found.stdout))
-
-
 def test_what_is_imported():
     """Beyond jax and `flax.struct` nothing but modules of this package and of jax, so that a program starts soon."""
-    modules = modules_after("import jaxreplay")
-    assert {"jaxreplay", "jax", "flax"} <= modules
-    assert {name.split(".")[0] for name in modules - modules_after("import jax, flax.struct")} <= {"jaxreplay", "jax"}
+    program = """import json, sys, jax, flax.struct
+before = [*sys.modules]
+import jaxreplay
+print(json.dumps([before, [*sys.modules]]))"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, modules = map(set, json.loads(found.stdout))
+    assert "jaxreplay" in modules
+    assert {name.split(".")[0] for name in modules - before} <= {"jaxreplay", "jax"}
     assert not {"chex", "optax", "orbax", "matplotlib"} & modules
     assert not {"jaxreplay.checkpoint", "jaxreplay.testing"} & modules, "imported when they are used"
 

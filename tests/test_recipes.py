@@ -18,18 +18,17 @@ from helpers import leaves_of, rarely, rejects
 import jaxreplay as jr
 
 ROOT = pathlib.Path(__file__).parent.parent
-FOLDER = ROOT / ".docs/pages/recipes"
+FOLDER = ROOT / "examples/recipes"
+PAGES = {page.stem: page.read_text() for page in (ROOT / ".docs/pages/recipes").glob("*.md")}
 PARTS = re.compile(r"^## (.*?)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-SHOWN = re.compile(r"^\[`(.*)`\]\(\.\./\.\./\.\./(.*)\) <!-- included -->$", re.MULTILINE)
-PAGES = [page.read_text() for page in sorted(FOLDER.glob("*.md"))]
-FILES = {part[1]: SHOWN.findall(part[0]) for page in PAGES for part in PARTS.finditer(page)}
+SHOWN = re.compile(r"^\[`(examples/recipes/(\w+)\.py)`\]\(\.\./\.\./\.\./\1\) <!-- included -->$", re.MULTILINE)
 ON_THE_WAY = 0.99 ** np.arange(4, -1, -1)  # values of the corridor's cells
 
 
 def run(recipe, **numbers):
     """The names that a recipe binds, run with other numbers than the file's."""
-    ((_, path),) = FILES[recipe]
-    source = (ROOT / path).read_text()
+    path = FOLDER / f"{recipe}.py"
+    source = path.read_text()
     for old, new in numbers.values():
         assert source.count(old) == 1, f"{old}: not once in the recipe"
         source = source.replace(old, new)
@@ -39,7 +38,7 @@ def run(recipe, **numbers):
 
 
 def dqn():
-    found = run("DQN")
+    found = run("dqn")
     np.testing.assert_allclose(found["q"](found["params"], found["walk"]).max(axis=1), ON_THE_WAY, atol=0.02)
     assert found["losses"][-100:].mean() < 1e-3
     assert found["replay"].rows.size == 3_000  # each frame once
@@ -59,7 +58,7 @@ def check_wrapped(of_wrapper):
 
 
 def rainbow():
-    found = run("Rainbow")
+    found = run("rainbow")
     np.testing.assert_allclose(found["values"], ON_THE_WAY, atol=0.03)
     sampler = found["replay"].sampler
     assert (sampler.updates, sampler.rejected) == (3_000 - 2, 0)  # two steps before the first transition
@@ -69,7 +68,7 @@ def rainbow():
 
 
 def sac():
-    found = run("SAC")
+    found = run("sac")
     rewards, replay = found["rewards"], found["replay"]
     assert rewards[:500].mean() < -0.5 < -0.1 < rewards[-500:].mean()
     assert found["buffer"].size(replay) == 4 * 5_000
@@ -79,8 +78,8 @@ def sac():
     assert not np.any(stored.S_next == 1.5)
 
 
-def lap():
-    found = run("TD3 with LAP")
+def td3_lap():
+    found = run("td3_lap")
     left, right = found["act"](found["params"]["actor"], jnp.array([-1.0, 1.0]), 0.0)
     assert (left > 0.9) & (right < -0.9)
     replay = found["replay"]
@@ -92,7 +91,7 @@ def lap():
 
 
 def r2d2():
-    found = run("R2D2")
+    found = run("r2d2")
     rewards, (_, _, replay), buffer = found["rewards"], found["carry"], found["buffer"]
     assert rewards[:10].mean() < 0.6 < 0.8 < rewards[-10:].mean()
     assert buffer.size(replay) == 8 * ((10_000 - 80) // 40 + 1)
@@ -105,7 +104,7 @@ def r2d2():
 
 
 def dreamer():
-    found = run("DreamerV3")
+    found = run("dreamer")
     errors, buffer = found["errors"], found["buffer"]
     assert errors[-1] < 0.01 < 0.1 < errors[0]
     assert found["num_updates"] * 16 * 64 == 32 * 4 * 64
@@ -128,7 +127,7 @@ def dreamer():
 
 
 def qmix():
-    found = run("QMIX")
+    found = run("qmix")
     params, first = found["params"], int(found["first"])
     assert found["payoffs"][first, *params["q"][1 + first].argmax(axis=-1)] == 8
     assert found["errors"][-1] < 1e-3 < found["errors"][0]
@@ -139,7 +138,7 @@ def qmix():
 
 
 def cloning():
-    found = run("Behaviour cloning by epochs")
+    found = run("cloning")
     rows, exists = np.asarray(found["rows"]), np.asarray(found["weights"]) > 0
     assert rows.shape == (10, found["num_batches"], 256) == (10, 4, 256)
     for order, there in zip(rows, exists, strict=True):
@@ -153,7 +152,7 @@ def cloning():
 
 
 def keep_best():
-    found = run("Keep the best")
+    found = run("keep_best")
     lowest, kept = np.asarray(found["lowest"]), found["kept"]
     assert np.all(lowest[1:] >= lowest[:-1])
     assert found["rewards"][:5].mean() < 0.5  # a third by chance
@@ -164,7 +163,7 @@ def keep_best():
 
 
 def rlpd():
-    found = run("RLPD")
+    found = run("rlpd")
     values = found["params"].min(axis=0).max(axis=-1)
     np.testing.assert_allclose(values[:49], 0.99 ** np.arange(48, -1, -1), atol=0.03)
     assert found["buffer"].counts(20 * 256) == (2_560, 2_560)
@@ -177,7 +176,7 @@ def rlpd():
 
 
 def to_minari():
-    found = run("A Minari data set")
+    found = run("to_minari")
     episodes = [*found["dataset"].iterate_episodes()]
     starts, cut = 0, 0
     for episode in episodes:
@@ -208,12 +207,12 @@ def reached(found):
 
 
 def her():
-    assert reached(run("HER")) > 0.95
-    assert reached(run("HER", share=('"share": 0.8', '"share": 0.0'), steps=("3_000", "1_000"))) < 0.05
+    assert reached(run("her")) > 0.95
+    assert reached(run("her", share=('"share": 0.8', '"share": 0.0'), steps=("3_000", "1_000"))) < 0.05
 
 
 def nfsp():
-    found = run("NFSP")
+    found = run("nfsp")
     _, _, ring, reservoir = found["carry"]
     policies = np.asarray(found["policies"][10_000:])  # with a ring in place of the reservoir, off by 0.5 at times
     np.testing.assert_allclose(policies, np.broadcast_to([0.25, 0.5, 0.25], policies.shape), atol=0.1)
@@ -224,7 +223,7 @@ def nfsp():
 
 
 def groups():
-    found = run("Groups of rollouts of a language model")
+    found = run("groups")
     assert found["solved"].mean() > 0.9
     staleness, bound = np.asarray(found["staleness"]), found["bound"]
     assert staleness.max() == bound - 1  # all that the bound allows, and nothing older
@@ -235,7 +234,7 @@ def groups():
 
 
 def pace():
-    found = run("Slow rollouts", seeds=("128, 8, 64, 4, 16", "128, 8, 64, 4, 2"))
+    found = run("pace", seeds=("128, 8, 64, 4, 16", "128, 8, 64, 4, 2"))
     logs, bound = found["logs"], found["bound"]
     for name, log in logs.items():
         assert np.all(log["fast"][:, -1] > 0.9)
@@ -250,8 +249,7 @@ def pace():
 
 
 def processes():
-    ((_, path),) = FILES["Actors in processes"]
-    path, command = ROOT / path, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    path, command = FOLDER / "processes.py", {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ended = subprocess.run([sys.executable, path], timeout=300, **command)
     assert (ended.returncode, ended.stderr) == (0, "")
     first, last = map(float, re.fullmatch(r"mean reward (.*), then (.*) of 0.2\n", ended.stdout).groups())
@@ -292,33 +290,15 @@ def outcome_of(program, command, end):
 
 def as_flashbax():
     """Against flashbax itself: `test_as_flashbax.py`."""
-    np.testing.assert_allclose(run("As flashbax")["values"], ON_THE_WAY, atol=1e-5)
+    np.testing.assert_allclose(run("as_flashbax")["values"], ON_THE_WAY, atol=1e-5)
 
 
-CHECKS = {
-    "DQN": dqn,
-    "Rainbow": rainbow,
-    "SAC": sac,
-    "TD3 with LAP": lap,
-    "R2D2": r2d2,
-    "DreamerV3": dreamer,
-    "QMIX": qmix,
-    "Behaviour cloning by epochs": cloning,
-    "Keep the best": keep_best,
-    "RLPD": rlpd,
-    "A Minari data set": to_minari,
-    "HER": her,
-    "NFSP": nfsp,
-    "Groups of rollouts of a language model": groups,
-    "Slow rollouts": pace,
-    "Actors in processes": processes,
-    "As flashbax": as_flashbax,
-}
-QUICK = {"Behaviour cloning by epochs"}
+CHECKS = dqn, rainbow, sac, td3_lap, r2d2, dreamer, qmix, cloning, keep_best, rlpd, to_minari, her, nfsp, groups, pace
+CHECKS = {check.__name__: check for check in (*CHECKS, processes, as_flashbax)}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of what describes a data set
-@pytest.mark.parametrize("recipe", [name if name in QUICK else rarely(name) for name in CHECKS])
+@pytest.mark.parametrize("recipe", [name if name == "cloning" else rarely(name) for name in CHECKS])
 def test_recipe(recipe, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     CHECKS[recipe]()
@@ -326,22 +306,19 @@ def test_recipe(recipe, capsys, monkeypatch, tmp_path):
 
 
 def test_every_recipe_is_shown_and_checked():
-    assert FILES.keys() == CHECKS.keys()
-    shown = [path for files in FILES.values() for path in files]
-    assert {path for _, path in shown} == {str(x.relative_to(ROOT)) for x in ROOT.glob("examples/recipes/*.py")}
-    assert all(name == path for name, path in shown)
-    for _, path in shown:  # beside the contents
-        assert max(map(len, (ROOT / path).read_text().splitlines())) <= 88, path
-    assert sum(page.count("<!-- included -->") for page in PAGES) == len(shown) == len(FILES)
-    assert not any("```python" in page for page in PAGES)  # code stands in the files alone
-    index = (FOLDER / "index.md").read_text()
-    for recipe in FILES:
-        assert f"#{recipe.lower().replace(' ', '-')})" in index
+    parts = [(part[1], SHOWN.findall(part[0])) for page in PAGES.values() for part in PARTS.finditer(page)]
+    titles = {recipe: title for title, ((_, recipe),) in parts}
+    assert titles.keys() == CHECKS.keys() == {path.stem for path in FOLDER.glob("*.py")}
+    for path in FOLDER.glob("*.py"):  # beside the contents
+        assert max(map(len, path.read_text().splitlines())) <= 88, path
+    assert sum(page.count("<!-- included -->") for page in PAGES.values()) == len(parts) == len(titles)
+    assert not any("```python" in page for page in PAGES.values())  # code stands in the files alone
+    assert all(f"#{title.lower().replace(' ', '-')})" in PAGES["index"] for title in titles.values())
 
 
 def test_command():
     """The commands of the index install the package and run a recipe from its file."""
     block = re.compile(r"^```sh\n(python3 .*)\n\.venv/bin/python (.*)\n```$", re.MULTILINE)
-    ((install, path),) = block.findall((FOLDER / "index.md").read_text())
+    ((install, path),) = block.findall(PAGES["index"])
     assert install.endswith("pip install -q -e .")
-    assert [("examples/recipes/sac.py", path)] == FILES["SAC"]
+    assert ROOT / path == FOLDER / "sac.py"

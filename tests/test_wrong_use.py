@@ -12,6 +12,7 @@ import pytest
 from helpers import over_devices, rejects
 
 import jaxreplay as jr
+from jaxreplay.datasets import from_ogbench
 
 pytestmark = pytest.mark.versions
 KEY, ROWS, STEPS = jax.random.key(0), np.zeros(3, np.float32), np.zeros((3, 2), np.float32)
@@ -64,7 +65,7 @@ STATES = (  # a message, the buffer that takes the state, and where that is from
 )
 METHODS = ("size",), ("is_full",), ("is_empty",), ("can_sample", 2), ("num_batches", 2), ()
 STATE, HANDLES, ONES = zeros(REPLAY, ROWS), np.zeros(3, np.int32), np.ones(3, np.float32)
-OF_PER, OF_STREAMS, OF_SHARDS = zeros(PER, ROWS), zeros(streams(), STEPS), zeros(SHARDED, ROWS[:2])
+OF_PER, OF_STREAMS, SHARDS = zeros(PER, ROWS), zeros(streams(), STEPS), zeros(SHARDED, ROWS[:2])
 BIG = jr.Mixture(buffers=(REPLAY, REPLAY))
 DRAWN = jr.Sample(ROWS, jnp.asarray(HANDLES), ONES, ONES)
 NO, FOUR = np.zeros((1, 2), bool), np.zeros(4, np.float32)
@@ -100,11 +101,11 @@ def schedule(function):
     return lambda: jr.Prioritized(beta=function)
 
 
-def draw(buffer, batch_size, items=ROWS):
-    return lambda: buffer.sample(zeros(buffer, items), KEY, batch_size)
+def draw(buffer, *batch_size, items=ROWS, **named):
+    return lambda: buffer.sample(zeros(buffer, items), KEY, *batch_size, **named)
 
 
-def with_alpha(alpha):
+def of_alpha(alpha):
     return OF_PER.replace(sampler=OF_PER.sampler.replace(alpha=alpha))
 
 
@@ -141,23 +142,20 @@ CASES = [
         lambda: REPLAY.can_sample(STATE, 17),
     ),
     ("from 0 to 14", lambda: streams().can_sample(OF_STREAMS, 15)),
-    ("from 0 to 16", lambda: SHARDED.can_sample(OF_SHARDS, 17)),
+    ("from 0 to 16", lambda: SHARDED.can_sample(SHARDS, 17)),
     ("from 0 to 32", lambda: BIG.can_sample((STATE, STATE), 33)),
     ("n=3: got a rollout of 2 steps, expected at least 3; give more steps, or flush=True", rollout(n=3)),
     ("n=2: got a rollout of 2 steps, expected at least 3", rollout(n=2, next_action=True)),
     ("from an empty set of levels; insert some first", lambda: LEVELS.sample(LEVELS.init(ROWS[0]), KEY, 2)),
     ("path='': must be the name of a folder, such as 'run/checkpoint'", lambda: jr.save("", None, ONES)),
     ("path='': must be the name of a folder", lambda: jr.restore("", None, ONES)),
-    (
-        r"sample\(\): has no argument 'n'; it takes key, batch_size, beta, max_age",
-        lambda: REPLAY.sample(STATE, KEY, n=4),
-    ),
+    (r"sample\(\): has no argument 'n'; it takes key, batch_size, beta, max_age", draw(REPLAY, n=4)),
     (r"indices: got a Sample, expected its field: give sample.indices", lambda: traced(REPLAY, "update", DRAWN, ONES)),
     (r"got float32\[3\], a rollout needs 2 leading axes; x\[:, None\] adds one", lambda: streams().init(ROWS)),
     ("n=17: must be an integer from 1 to 16, at most what", lambda: REPLAY.newest(STATE, 17)),
     ("n=17: must be an integer from 1 to 16", lambda: traced(REPLAY, "newest", 17)),
     ("n=15: .* from 1 to 14", lambda: traced(streams(), "newest", 15, items=STEPS)),
-    ("n=17: .* from 1 to 16", lambda: SHARDED.newest(OF_SHARDS, 17)),
+    ("n=17: .* from 1 to 16", lambda: SHARDED.newest(SHARDS, 17)),
     *(
         (f"no attribute '{name}'; use {ours}", functools.partial(getattr, subject, name))
         for name, subject, ours in (
@@ -171,34 +169,25 @@ CASES = [
     ),
     ("a draw of 5 rows, expected at most 4, the slots, as .* draw fewer, or", draw(DISTINCT, 5)),
     ("a draw of 5 rows, expected at most 4", lambda: traced(DISTINCT, "sample", KEY, 5)),
-    ("2 shards: got a draw of 3 rows", draw(over_devices(DISTINCT, 2), 6, ROWS[:2])),
-    ("a draw of 7 rows, expected at most 6", draw(STREAMS, 7, STEPS)),
+    ("2 shards: got a draw of 3 rows", draw(over_devices(DISTINCT, 2), 6, items=ROWS[:2])),
+    ("a draw of 7 rows, expected at most 6", draw(STREAMS, 7, items=STEPS)),
     ("a draw of 5 rows, expected at most 4", lambda: PAIR.sample((zeros(DISTINCT, ROWS),) * 2, KEY, 10)),
     (r"leaf \['s_next'\]: got float32\[2, 2\], s stores float32\[2, 3\]", lambda: NSTEP.init(*STEP, STEP[0][:, :2])),
-    (
-        r"\['s_next'\]: got uint8\[2, 3\], s stores float32\[2, 3\]; x.astype",
-        lambda: NSTEP.init(*STEP, np.uint8(STEP[0])),
-    ),
+    (r"\['s_next'\]: got bool\[2, 3\], s stores float32\[2, 3\]; x.astype", lambda: NSTEP.init(*STEP, STEP[0] > 0)),
     (r"\['S_next'\]: got float32\[5, 2, 2\], S stores float32\[5, 2, 3\]", rollout([*LONG[:5], LONG[5][..., :2]], n=2)),
     (r"expected \[5\], .* give many steps to n_step_transitions", lambda: NSTEP.init(*LONG)),
     ("beta=.*: must return one number for a number of updates", schedule(lambda: 1.0)),
     (r"beta=.*: must return one number", schedule(lambda count: np.ones(3))),
     ("beta=.*: must return one number", schedule(lambda count: "one")),
-    (
-        r"sampler.alpha: got float32\[3\], expected one number; use jax.vmap",
-        lambda: PER.sample(with_alpha(ONES), KEY, 2),
-    ),
-    (r"sampler.alpha: got float32\[3\], expected one number", lambda: PER.size(with_alpha(ONES))),
+    (r"sampler.alpha: got float32\[3\], expected one number; use jax.vmap", lambda: PER.sample(of_alpha(ONES), KEY, 2)),
+    (r"sampler.alpha: got float32\[3\], expected one number", lambda: PER.size(of_alpha(ONES))),
     ("weights=.*: must not be negative or NaN", lambda: jr.effective_sample_size(-ONES)),
     ("weights=.*: must not be negative or NaN", lambda: jr.effective_sample_size(ONES * np.nan)),
     (rf"leaf \['a'\]: got 'text', {NOT_ARRAYS}", lambda: REPLAY.init({"a": "text"})),
     (rf"leaf \['items'\]\['a'\]: got 'text', {NOT_ARRAYS}", lambda: REPLAY.add(STATE, {"a": "text"})),
     (rf"\['items'\]: got object\[3\], {NOT_ARRAYS}", lambda: REPLAY.add(STATE, ROWS.astype(object))),
     (rf"\['td_errors'\]: got 'all', {NOT_ARRAYS}", lambda: REPLAY.update(STATE, HANDLES, "all")),
-    (
-        r"got int32\[\], the buffer stores float32\[\]; x.astype\('float32'\) converts it",
-        lambda: REPLAY.add(STATE, HANDLES),
-    ),
+    (r"int32\[\], the buffer stores float32\[\]; x.astype.'float32'. converts it", lambda: REPLAY.add(STATE, HANDLES)),
     ("key: got Generator.*, expected one PRNG", lambda: REPLAY.sample(STATE, np.random.default_rng(), 2)),
     (r"state: got float32\[3\], expected ReplayState, .*; give it first", lambda: REPLAY.add(ROWS)),
     (r"state: got key.*, expected ReplayState, .* give it first", lambda: REPLAY.sample(KEY, 4)),
@@ -223,40 +212,19 @@ CASES = [
     ("a list holds leaves, np.stack makes", lambda: REPLAY.add(STATE, {"a": [[1.0], [2.0]]})),
     ("a list holds leaves, np.stack makes", lambda: REPLAY.add(STATE, [{"a": ROWS}] * 2)),
     ("got both, or a Sample as key; give a key, or sample=", lambda: jr.diagnostics(REPLAY, STATE, DRAWN)),
-    (
-        "test_wrong_use.py': .* a file .npz with observations, actions, .* from_arrays",
-        lambda: jr.datasets.from_ogbench(__file__),
-    ),
-    ("path='nowhere.npz': must be a file .npz", lambda: jr.datasets.from_ogbench("nowhere.npz")),
-    (
-        r"mask: got bool\[2\], expected a row for each of the 4 items",
-        lambda: SHARDED.add(OF_SHARDS, FOUR, mask=FOUR[:2] == 0),
-    ),
-    (
-        r"got float32\[3\], expected a row for each of the 4 indices",
-        lambda: SHARDED.update(OF_SHARDS, np.int32(FOUR), ONES),
-    ),
+    ("test_wrong_use.py': .* a file .npz with observations, actions, .* from_arrays", lambda: from_ogbench(__file__)),
+    ("path='nowhere.npz': must be a file .npz", lambda: from_ogbench("nowhere.npz")),
+    (r"mask: got bool\[2\], expected a row for each of the 4 items", lambda: SHARDED.add(SHARDS, FOUR, mask=NO[0])),
+    (r"float32\[3\], expected a row for each of the 4 indices", lambda: SHARDED.update(SHARDS, np.int32(FOUR), ONES)),
     (r"^batch_size=Array.*dtype=key<fry>\) overlaying:\.\.\.: must be an", lambda: REPLAY.sample(STATE, 4, KEY)),
     ("score='learnability': must be a function such as those of", lambda: jr.Tasks(num_tasks=4, score="learnability")),
-    (
-        r"'dones'; it takes steps, ends, td_errors, drawable; use ends\.",
-        lambda: streams().add(OF_STREAMS, STEPS, dones=NO),
-    ),
+    (r"'dones'; .* steps, ends, td_errors, drawable; use ends\.", lambda: streams().add(OF_STREAMS, STEPS, dones=NO)),
     ("it takes indices, td_errors; use td_errors", lambda: REPLAY.update(STATE, HANDLES, priorities=ONES)),
-    (
-        r"argument 'alpha'; .*; use sampler=jr.Prioritized\(alpha=\.\.\.\)\.",
-        lambda: REPLAY.sample(STATE, KEY, 2, alpha=0.5),
-    ),
+    (r"argument 'alpha'; .*; use sampler=jr.Prioritized\(alpha=\.\.\.\)\.", draw(REPLAY, 2, alpha=0.5)),
     (r"ReplayBuffer: has no field max_size; it has capacity, .*; use capacity\.", lambda: jr.ReplayBuffer(max_size=8)),
     ("has no field period; it has .*; use stride", lambda: jr.SequenceBuffer(period=1)),
-    (
-        r"no attribute 'add'; use that of the buffer, or of jr.bind\(buffer, state\)",
-        functools.partial(getattr, STATE, "add"),
-    ),
-    (
-        r"inside the block only; write with shared.state\(\) as cell",
-        lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state,
-    ),
+    (r"no attribute 'add'; use that of the buffer, or of jr.bind\(buffer, state\)", lambda: STATE.add),
+    (r"the block only; write with shared.state.. as cell", lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state),
 ]
 
 

@@ -238,9 +238,8 @@ class Plan:
 
         def fits(batch):
             counts = self.mixture.counts(batch) if self.mixture else (batch,)
-            most = [
-                x.num_slots if y.sampler.is_distinct else BATCH for x, y in zip(self.sources, self.wholes, strict=True)
-            ]
+            both = zip(self.sources, self.wholes, strict=True)
+            most = [x.num_slots if whole.sampler.is_distinct else BATCH for x, whole in both]
             shards = map(twins.num_shards, self.sources)
             return all(n > 0 and n % d == 0 and n // d <= x for n, d, x in zip(counts, shards, most, strict=True))
 

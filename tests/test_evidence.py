@@ -2,18 +2,18 @@
 (`experiment.report`)."""
 
 import ast
-import importlib.util
 import json
 import pathlib
 import re
+import runpy
+import types
 
 import experiment
 import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-SPEC = importlib.util.spec_from_file_location("evidence", ROOT / ".docs/evidence.py")
-SPEC.loader.exec_module(evidence := importlib.util.module_from_spec(SPEC))
+evidence = types.SimpleNamespace(**runpy.run_path(ROOT / ".docs/evidence.py"))
 PAGES = {path.name: path.read_text() for path in evidence.PAGES}
 RECORDS = evidence.all_records()
 FILES = sorted((ROOT / "examples").glob("[as]*s/*.py"))  # agents and studies

@@ -1,9 +1,9 @@
 """The gallery has every example and every recipe with its command, and small pictures that its program makes."""
 
-import importlib.util
 import json
 import pathlib
 import re
+import runpy
 
 from PIL import Image
 
@@ -42,11 +42,9 @@ def test_captions_have_the_environment_and_the_seeds_of_the_program():
 
 
 def test_every_notebook_example_and_recipe_is_shown():
-    folder = ROOT / "examples"
-    programs = [
-        found(pattern, folder) for pattern in ("*.py", "agents/*.py", "studies/*.py", "recipes/*.py", "*/*.ipynb")
-    ]
-    assert shown().keys() == set().union(*programs) - HELPERS
+    patterns = "*.py", "agents/*.py", "studies/*.py", "recipes/*.py", "*/*.ipynb"
+    programs = set().union(*(found(pattern, ROOT / "examples") for pattern in patterns))
+    assert shown().keys() == programs - HELPERS
 
 
 def test_every_picture_is_shown_where_it_belongs_and_is_small():
@@ -60,9 +58,8 @@ def test_every_picture_is_shown_where_it_belongs_and_is_small():
 
 
 def test_the_program_makes_every_picture():
-    spec = importlib.util.spec_from_file_location("gallery", ROOT / ".docs/gallery.py")
-    spec.loader.exec_module(gallery := importlib.util.module_from_spec(spec))
-    assert {*gallery.all_names()} == {program for program, pictures in shown().items() if pictures}
+    all_names = runpy.run_path(ROOT / ".docs/gallery.py")["all_names"]
+    assert {*all_names()} == {program for program, pictures in shown().items() if pictures}
 
 
 def test_notebooks_are_small_and_were_run():

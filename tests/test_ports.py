@@ -3,10 +3,11 @@ private name of jaxreplay."""
 
 import ast
 import collections
-import importlib.util
 import json
 import pathlib
 import re
+import runpy
+import types
 
 import pytest
 
@@ -16,10 +17,7 @@ FOLDER = ROOT / "examples" / "ports"
 
 @pytest.fixture(scope="module")
 def measure():
-    spec = importlib.util.spec_from_file_location("ports_measure", FOLDER / "measure.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return types.SimpleNamespace(**runpy.run_path(FOLDER / "measure.py"))
 
 
 def is_private(name):

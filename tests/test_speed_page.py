@@ -73,13 +73,9 @@ def compiled_steps(compiled):
 def test_speed_page():
     page = (ROOT / ".docs/pages/speed.md").read_text()
     cpu, gpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "gpu", "compiled"))
-    tables = [
-        [*steps(cpu, ON_CPU, PEERS)],
-        [*steps(gpu, ON_GPU, GPU_PEERS)],
-        [*ratios(cpu)],
-        [*compiled_steps(compiled)],
-    ]
-    assert [len(table) for table in tables] == [len(ON_CPU), len(ON_GPU), len(PARTS), len(DRAWS)]
+    tables = steps(cpu, ON_CPU, PEERS), steps(gpu, ON_GPU, GPU_PEERS), ratios(cpu), compiled_steps(compiled)
+    tables = [[*table] for table in tables]
+    assert [*map(len, tables)] == [len(ON_CPU), len(ON_GPU), len(PARTS), len(DRAWS)]
     assert f"{gpu['date']}, jax {gpu['versions']['jax']}, {gpu['device']}" in page
     for table in tables:
         assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page

@@ -493,14 +493,8 @@ class Run:
         given["update"] = lane.update()
         given["set"] = lane.set(length)
         lane.log.extend(given.items())
-        looked = {
-            "read": lane.names(DRAWS, 0.4),
-            "max_age": np.int32(
-                lane.rng.integers(1, 2 + max([1, *map(lane_oldest, lane.twin.shards)]) * lane.twin.age_step)
-            ),
-            "key": key_data(lane.rng),
-        }
-        return given, looked
+        read, oldest = lane.names(DRAWS, 0.4), max([1, *map(lane_oldest, lane.twin.shards)]) * lane.twin.age_step
+        return given, {"read": read, "max_age": np.int32(lane.rng.integers(1, 2 + oldest)), "key": key_data(lane.rng)}
 
     @strict()
     def step(self, number):

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import rejects
 
-import jaxreplay as jr
 from jaxreplay._common import checks, ring
 
 MOST = 2**31 - 1
@@ -35,10 +33,3 @@ def test_sums_of_counts_stay_at_the_largest():
     np.testing.assert_array_equal(found, [3, 5, MOST - 1, MOST, MOST, MOST])
     assert int(ring.saturating_add(jnp.int32(MOST - 1), 1)) == MOST
     np.testing.assert_array_equal(ring.at_least(counts, MOST - 2), counts >= MOST - 2)
-
-
-def test_a_named_argument_that_is_no_array():
-    buffer = jr.ReplayBuffer(capacity=4, donate=False)
-    state = buffer.init(np.zeros(2))
-    message = r"\['td_errors'\]: got 'all', expected an array"
-    rejects(message, buffer.add, state, np.zeros(2), td_errors="all", error=TypeError)

@@ -60,7 +60,7 @@ def _restored(path):
 def _only(kind, names):
     """Options that no other kind of buffer has."""
     return {
-        frozenset((name, kind)): ("has no field", lambda _, name=name: jr.ReservoirBuffer(capacity=8, **{name: 1}))
+        (name, kind): ("has no field", lambda _, name=name: jr.ReservoirBuffer(capacity=8, **{name: 1}))
         for name in names
     }
 
@@ -74,31 +74,26 @@ def _refuses_transitions(**options):
 
 
 # Pairs that no program can have, with the error that says so, and what raises it (of a folder).
-IMPOSSIBLE = {
+REFUSED = {
     **_only("reservoir", ("windows", "gaps", "hindsight")),
-    frozenset(("sequence", "reservoir")): ("draws items, but", lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR))),
-    frozenset(("reservoir", "recent")): (
-        "keeps no order",
-        lambda _: dataclasses.replace(RESERVOIR, sampler=jr.Recent(power=1.0)),
-    ),
-    frozenset(("reservoir", "max_age")): (
-        "keeps no order",
-        lambda _: _use(RESERVOIR, "sample", jax.random.key(0), 2, max_age=1),
-    ),
-    frozenset(("reservoir", "devices")): ("saved with another number of devices", _restored),
-    frozenset(("reservoir", "migrate")): (
+    ("sequence", "reservoir"): ("draws items, but", lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR))),
+    ("reservoir", "recent"): ("keeps no order", lambda _: dataclasses.replace(RESERVOIR, sampler=jr.Recent(power=1.0))),
+    ("reservoir", "max_age"): ("keeps no order", lambda _: _use(RESERVOIR, "sample", jax.random.key(0), 2, max_age=1)),
+    ("reservoir", "devices"): ("saved with another number of devices", _restored),
+    ("reservoir", "migrate"): (
         "must be a ReplayBuffer, a SequenceBuffer",
         lambda _: jr.migrate(RESERVOIR, RESERVOIR.init(np.zeros(4)), RESERVOIR),
     ),
-    frozenset(("recent", "max_uses")): (
+    ("recent", "max_uses"): (
         "draws by rank",
         lambda _: jr.ReplayBuffer(capacity=8, sampler=jr.Recent(power=1.0), max_uses=2),
     ),
-    frozenset(("sequence", "tracer")): ("stores every row", lambda _: _refuses_transitions()),
-    frozenset(("windows", "tracer")): ("stores every row", lambda _: _refuses_transitions(windows="inside")),
-    frozenset(("gaps", "tracer")): ("stores every row", lambda _: _refuses_transitions(gaps=True)),
-    frozenset(("hindsight", "tracer")): ("stores every row", lambda _: _refuses_transitions(hindsight=True)),
+    ("sequence", "tracer"): ("stores every row", lambda _: _refuses_transitions()),
+    ("windows", "tracer"): ("stores every row", lambda _: _refuses_transitions(windows="inside")),
+    ("gaps", "tracer"): ("stores every row", lambda _: _refuses_transitions(gaps=True)),
+    ("hindsight", "tracer"): ("stores every row", lambda _: _refuses_transitions(hindsight=True)),
 }
+IMPOSSIBLE = {frozenset(pair): refused for pair, refused in REFUSED.items()}
 NEEDS = {"windows": "sequence", "gaps": "sequence", "hindsight": "sequence", "explicit": "sharded", "joint": "mixture"}
 
 
@@ -389,10 +384,7 @@ def step(plan, carry, given):
 
 def look(plan, state, given):
     buffer, names = plan.buffer, given["read"]
-    seen = {name: getattr(buffer, name)(state) for name in ("size", "is_empty", "is_full")}
-    seen |= {name: getattr(buffer, name)(state, names) for name in ("slots", "age", "priorities")}
-    seen["can_sample"] = buffer.can_sample(state, 3)[None]
-    seen["read"] = buffer.get(state, names)
+    seen = twins.look_up(buffer, state, names) | {"can_sample": buffer.can_sample(state, 3)[None]}
     whole = plan.wholes[0]
     if plan.mixture is None and not isinstance(whole, jr.ReservoirBuffer):
         seen["newest"] = buffer.newest(state, whole.num_slots)

@@ -420,20 +420,19 @@ def change(buffer, state, given):
     return buffer.set(state, indices, values, mask=mask)
 
 
+def look_up(buffer, state, names):
+    """What the state tells of itself, and of the items of these names."""
+    seen = {name: getattr(buffer, name)(state) for name in ("size", "is_empty", "is_full")}
+    seen |= {name: getattr(buffer, name)(state, names) for name in ("slots", "age", "priorities")}
+    return seen | {"read": buffer.get(state, names)}
+
+
 def look(buffer, state, given):
     first, second = jax.random.split(given["key"])
-    seen = {
-        "read": buffer.get(state, given["read"]),
-        "slots": buffer.slots(state, given["read"]),
-        "age": buffer.age(state, given["read"]),
-        "priorities": buffer.priorities(state, given["read"]),
-        "handles": buffer.handles(state, buffer.slots(state, given["read"])),
-        "size": buffer.size(state),
-        "is_empty": buffer.is_empty(state),
-        "is_full": buffer.is_full(state),
-        "can_sample": jnp.stack([buffer.can_sample(state, count) for count in counts_of(buffer)]),
-        "sample": buffer.sample(state, first, rows_of(buffer)),
-    }
+    seen = look_up(buffer, state, given["read"])
+    seen["handles"] = buffer.handles(state, seen["slots"])
+    seen["can_sample"] = jnp.stack([buffer.can_sample(state, count) for count in counts_of(buffer)])
+    seen["sample"] = buffer.sample(state, first, rows_of(buffer))
     if hasattr(unsharded(buffer), "stored_steps"):
         seen["stored_steps"] = buffer.stored_steps(state)
     if getattr(unsharded(buffer), "hindsight", False):

@@ -396,34 +396,21 @@ def look(plan, state, given):
 # --- the twin
 
 
-class Kept(oracles.ReplayTwin):
-    """A reservoir: of the items ever added any may be stored, as many as there is room for."""
+def keep_seen(ring, items, seen, mask=None, td_errors=None):
+    """Keep those that a reservoir keeps: of the items ever added any, as many as there is room for.
 
-    count = 0
-
-    def store(self, items, seen, mask=None, td_errors=None):
-        """`seen`: numbers of the items that are stored after the addition, -1 for none."""
-        rows = {item["id"]: row for row, item in enumerate(items) if mask is None or mask[row]}
-        self.count += len(rows)
-        seen = {int(number) for number in seen if number >= 0}
-        old = {item["id"]: (handle, item) for handle, item in self.stored}
-        assert len(seen) == min(self.capacity, self.count), "stored as many as there is room for"
-        assert seen <= old.keys() | rows.keys(), "stored something that was never added, or was replaced"
-        assert len(old.keys() & seen) == len(old) or len(seen) == self.capacity, "replaced while there was room"
-        new = {}
-        self.stored = [of for number, of in old.items() if number in seen]
-        for number in sorted(seen & rows.keys()):
-            self.stored.append((self.next_handle, items[rows[number]]))
-            new[self.next_handle] = np.nan if td_errors is None else td_errors[rows[number]]
-            self.next_handle += 1
-        return new
-
-    def clear(self):
-        super().clear()
-        self.count = 0
-
-    def age(self, handle):
-        return -1
+    `seen`: numbers of the items that are stored after the addition, -1 for none.
+    """
+    rows = {item["id"]: row for row, item in enumerate(items) if mask is None or mask[row]}
+    ring.count += len(rows)
+    seen = {int(number) for number in seen if number >= 0}
+    old = {item["id"]: (handle, item) for handle, item in ring.stored}
+    assert len(seen) == min(ring.num_slots, ring.count), "stored as many as there is room for"
+    assert seen <= old.keys() | rows.keys(), "stored something that was never added, or was replaced"
+    assert len(old.keys() & seen) == len(old) or len(seen) == ring.num_slots, "replaced while there was room"
+    kept = [of for number, of in old.items() if number in seen]
+    ring.stored, new = kept, sorted(rows[number] for number in seen & rows.keys())
+    return oracles.keep_newest(ring, [items[row] for row in new], None, None if td_errors is None else td_errors[new])
 
 
 class Source(oracles.ShardedTwin):
@@ -432,11 +419,11 @@ class Source(oracles.ShardedTwin):
     def __init__(self, source, in_order):
         whole = twins.unsharded(source)
         step = twins.num_shards(source) if isinstance(whole, jr.ReplayBuffer) else 1
-        super().__init__(twins.twin_shards(source, Kept), 2**30 // twins.num_shards(source), whole.sampler, step)
+        super().__init__(twins.twin_shards(source, keep_seen), 2**30 // twins.num_shards(source), whole.sampler, step)
         self.source, self.in_order = source, in_order
         self.named, self.item_of, self.slots = {}, {}, {}
         for k, shard in enumerate(self.shards):
-            shard.slot = functools.partial(lambda k, handle: self.slots[k, handle], k)
+            shard.ring.slot = functools.partial(lambda k, handle: self.slots[k, handle], k)
 
     def names(self, shard, handles):
         return [self.named[shard, handle] for handle in handles]
@@ -444,7 +431,7 @@ class Source(oracles.ShardedTwin):
     def find(self, name):
         """Shard number and handle of what is stored under this name; None if it is no more, or never was."""
         k, handle = self.item_of.get(int(name), (None, None))
-        return (k, handle) if k is not None and handle in self.shards[k].leaf else None
+        return (k, handle) if k is not None and self.shards[k].has(handle) else None
 
     def rows(self, names):
         share, found = len(names) // len(self.shards), []
@@ -463,7 +450,7 @@ class Source(oracles.ShardedTwin):
         """Check that these items [D * slots] are those stored, under the names that they have had before."""
         share = len(names) // len(self.shards)
         for k, shard in enumerate(self.shards):
-            left = {shard.items(handle)[0]["id"]: handle for handle in shard.handles}
+            left = {shard.ring.items(handle)[0]["id"]: handle for handle in shard.handles}
             for slot in range(share):
                 name, number = int(names[k * share + slot]), int(numbers[k * share + slot])
                 if name < 0:
@@ -479,22 +466,23 @@ class Source(oracles.ShardedTwin):
         """The twin after a migration to another buffer of the same kind, or to another number of shards."""
         new, old_sampler = Source(source, self.in_order), self.sampler
         pairs = _moved_sequences if isinstance(twins.unsharded(source), jr.SequenceBuffer) else _moved_items
-        pairs = pairs(self.shards, new.shards, twins.unsharded(source))
+        rings = ([shard.ring for shard in of.shards] for of in (self, new))
+        pairs = pairs(*rings, twins.unsharded(source))
         was, is_ = (isinstance(x, jr.Prioritized) for x in (old_sampler, new.sampler))
-        shards = new.shards if was and is_ else []
-        for shard in shards:
-            shard.max_priority = max(old.max_priority for old in self.shards)
-            shard.updates = max(old.updates for old in self.shards)
-            shard.rejected = sum(old.rejected for old in self.shards) if shard is shards[0] else 0
-        new.shards[0].late = sum(old.late for old in self.shards)
+        priorities = [shard.priorities for shard in self.shards]
+        for shard in new.shards if was and is_ else []:
+            shard.priorities.max_priority = max(its.max_priority for its in priorities)
+            shard.priorities.updates = max(its.updates for its in priorities)
+            shard.priorities.rejected = sum(its.rejected for its in priorities) if shard is new.shards[0] else 0
+        new.shards[0].uses.late = sum(old.uses.late for old in self.shards)
         for (k, before), (to, after) in pairs:
-            old, shard = self.shards[k], new.shards[to]
-            leaf = shard._leaf(shard.max_priority)
-            if was and is_ and old.alpha > 0 and not old.is_spent(before):
+            old, its, uses = priorities[k], new.shards[to].priorities, new.shards[to].uses
+            leaf = its.to_leaf(its.max_priority)
+            if was and is_ and old.alpha > 0 and not self.shards[k].uses.is_spent(before):
                 leaf = old.leaf[before]
-                leaf = leaf if old.alpha == shard.alpha else shard._leaf(leaf ** (1 / old.alpha))
-            shard.counts[after] = old.counts[before]
-            shard.leaf[after] = 0.0 if shard.is_spent(after) else leaf
+                leaf = leaf if old.alpha == its.alpha else its.to_leaf(leaf ** (1 / old.alpha))
+            uses.counts[after] = self.shards[k].uses.counts[before]
+            its.leaf[after] = 0.0 if uses.is_spent(after) else leaf
         return new
 
 
@@ -650,7 +638,7 @@ class Lane(twins.Lane):
     def follow(self, given, seen):
         """Do all operations of a step, and check what was seen."""
         self.happened["steps"] += 1
-        self.happened["on a full buffer"] += any(shard.is_full for shard in self.twin.shards)
+        self.happened["on a full buffer"] += any(shard.ring.is_full for shard in self.twin.shards)
         for operation in self.plan.order:
             self.log.append((operation, given[operation if operation != "draw" else "max_age"]))
             getattr(self, operation)(given, seen)
@@ -675,7 +663,7 @@ class Lane(twins.Lane):
                     rows, valid = self.twin.tracers[k].add(fields)
                     np.testing.assert_array_equal(seen["valid"][k], valid)
                     mask = named["mask"] & valid
-                kept = (np.where(names >= 0, numbers, -1),) if isinstance(source.shards[0], Kept) else ()
+                kept = (np.where(names >= 0, numbers, -1),) if not source.shards[0].ring.in_order else ()
                 new = source.add(rows, *kept, mask, named["td_errors"])
             self.happened["items added"] += sum(map(len, new))
             self.happened["rows told of"] += sum(bool(np.isfinite(x)) for part in new for x in part.values())
@@ -726,7 +714,7 @@ class Lane(twins.Lane):
             of = [(source, item) for source in self.twin.sources if (item := source.find(name)) is not None]
             if of:
                 ((source, (k, handle)),) = of
-                record = source.shards[k].item(handle)
+                record = source.shards[k].ring.item(handle)
                 assert (found.A[row], found.S_next["id"][row]) == (record["id"], record["next"])
                 np.testing.assert_allclose([found.Rn[row], found.In[row]], [record["Rn"], record["In"]], rtol=1e-5)
                 self.happened["transitions compared"] += 1
@@ -738,19 +726,19 @@ class Lane(twins.Lane):
             its = _observed(its)
             source.learn(names, its["id"].reshape(len(names), -1)[:, 0])
             stored = [source.find(name) if name >= 0 else None for name in names]
-            twins.check_items(its, [None if of is None else source.shards[of[0]].items(of[1]) for of in stored])
+            twins.check_items(its, [None if of is None else source.shards[of[0]].ring.items(of[1]) for of in stored])
 
     def check_look(self, given, seen, every):
         twin, names = self.twin, given["read"]
         twins.Lane.check_sizes(self, seen, [3])
         rows = twin.rows(names)
-        items = [shard.items(handle) if handle in shard.leaf else None for shard, handle in rows]
+        items = [shard.ring.items(handle) if shard.has(handle) else None for shard, handle in rows]
         twins.check_items(_observed(seen["read"]), items)
         for k, (lane, source) in enumerate(zip(self.parts, twin.sources, strict=True)):
             its = twin.of_source(k, rows)
             own = {name: seen[name][its] for name in ("slots", "age", "priorities")}
             shards = [source.shards.index(rows[row][0]) for row in its]
-            number = source.shards[0].num_slots
+            number = source.shards[0].ring.num_slots
             in_slots = np.pad(every[k][0].reshape(len(source.shards), number), ((0, 0), (0, 1)), constant_values=-1)
             own["handles"] = in_slots[shards, own["slots"]]
             lane.check_look_ups(own, names[its], [rows[row] for row in its])
@@ -764,19 +752,20 @@ class Lane(twins.Lane):
             stored = sum(len(shard.handles) for shard in source.shards)
             assert numbers["size"] == source.size
             if "late" in numbers:
-                assert numbers["late"] == sum(shard.late for shard in source.shards)
-                counts = [count for shard in source.shards for count in shard.counts.values()]
+                assert numbers["late"] == sum(shard.uses.late for shard in source.shards)
+                counts = [count for shard in source.shards for count in shard.uses.counts.values()]
                 np.testing.assert_allclose(numbers["never_updated"], np.mean(np.array(counts) == 0) if counts else 0)
                 np.testing.assert_allclose(numbers["updates_per_item"], np.mean(counts) if counts else 0, rtol=1e-6)
             if "spent" in numbers:
                 assert numbers["spent"] == stored - source.size
             if "rejected" not in numbers:
                 continue
-            assert numbers["rejected"] == sum(shard.rejected for shard in source.shards)
-            assert numbers["updates"] == max(shard.updates for shard in source.shards)
-            leaves = [leaf for shard in source.shards for leaf in shard.leaf.values()]
+            priorities = [shard.priorities for shard in source.shards]
+            assert numbers["rejected"] == sum(its.rejected for its in priorities)
+            assert numbers["updates"] == max(its.updates for its in priorities)
+            leaves = [leaf for its in priorities for leaf in its.leaf.values()]
             np.testing.assert_allclose(numbers["total_priority"], sum(leaves), rtol=1e-5)
-            largest = max(shard.max_priority for shard in source.shards)
+            largest = max(its.max_priority for its in priorities)
             if source.sampler.max_priority == "stored":
                 top = max(leaves, default=0)
                 largest = top ** (1 / source.sampler.alpha) if top > 0 and source.sampler.alpha > 0 else 1.0

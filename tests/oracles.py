@@ -1,6 +1,7 @@
 """Naive NumPy twins of the package's modules, in float64 and with Python loops."""
 
 import collections
+import functools
 import itertools
 import math
 
@@ -50,32 +51,29 @@ def recent_law(size, power, older=0):
 
 
 class Priorities:
-    """Twin of `Prioritized`: leaves by handle. Subclasses define `handles`, the stored ones."""
+    """Twin of `Prioritized`: leaves by handle."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, floor=0.0, new_priority="ever", max_uses=None):
-        self.num_slots, self.alpha, self.epsilon, self.max_uses = capacity, alpha, epsilon, max_uses
-        self.floor, self.new_priority = floor, new_priority
-        self.leaf, self.counts, self.late = {}, {}, 0
+    def __init__(self, num_slots, alpha=0.6, epsilon=1e-6, floor=0.0, new_priority="ever"):
+        self.num_slots, self.alpha, self.epsilon = num_slots, alpha, epsilon
+        self.floor, self.new_priority, self.leaf = floor, new_priority, {}
         self.max_priority, self.updates, self.rejected = 1.0, 0, 0
 
-    def insert(self, td_errors, beside=(), leaves=()):
-        """Insert `td_errors` by handle, NaN for unknown; with the known priorities and old leaves of all shards."""
+    def insert(self, handles, td_errors, beside=(), leaves=()):
+        """Insert `td_errors` by handle, NaN for unknown; with the known priorities and old leaves of all shards.
+
+        `handles` are then stored.
+        """
         priorities = {handle: self._priority(td_error) for handle, td_error in td_errors.items()}
         self.rejected += sum(bool(np.isinf(td_error)) for td_error in td_errors.values())
         known = [*(x for x in priorities.values() if x is not None), *beside]
         self.max_priority = max([self.max_priority, *known])
-        new = self._leaf(self.max_priority)
+        new = self.to_leaf(self.max_priority)
         if self.new_priority == "stored":
-            new = max([*self.leaf.values(), *leaves, *map(self._leaf, known)], default=0) or self._leaf(1.0)
+            new = max([*self.leaf.values(), *leaves, *map(self.to_leaf, known)], default=0) or self.to_leaf(1.0)
         elif self.new_priority != "ever":
-            new = self._leaf(self.new_priority)
-        self.leaf |= {handle: new if x is None else self._leaf(x) for handle, x in priorities.items()}
-        self.leaf = {handle: self.leaf[handle] for handle in self.handles}
-        self.counts = {handle: 0 if handle in td_errors else self.counts[handle] for handle in self.handles}
-
-    def clear(self):
-        """Forget all items; counters and handles go on."""
-        self.leaf, self.counts = {}, {}
+            new = self.to_leaf(self.new_priority)
+        self.leaf |= {handle: new if x is None else self.to_leaf(x) for handle, x in priorities.items()}
+        self.leaf = {handle: self.leaf[handle] for handle in handles}
 
     def known(self, td_errors):
         """Known priorities of new items, for other shards."""
@@ -86,24 +84,13 @@ class Priorities:
         self.updates += any(handle in self.leaf for handle in handles)
         for handle, td_error in zip(handles, td_errors, strict=True):
             if handle not in self.leaf:
-                self.late += handle is None or handle >= 0
                 continue
-            self.counts[handle] += 1
             if not np.isfinite(td_error):
                 self.rejected += 1
             else:
                 priority = self._priority(td_error)
                 self.max_priority = max(self.max_priority, priority)
-                self.leaf[handle] = self._leaf(priority)
-            if self.is_spent(handle):
-                self.leaf[handle] = 0.0
-
-    def is_spent(self, handle):
-        return self.max_uses is not None and self.counts[handle] >= self.max_uses
-
-    @property
-    def unspent(self):
-        return [handle for handle in self.handles if not self.is_spent(handle)]
+                self.leaf[handle] = self.to_leaf(priority)
 
     def _priority(self, td_error):
         """Priority before alpha; None if the TD error is not finite."""
@@ -111,74 +98,81 @@ class Priorities:
             return None
         return float(max(np.float32(abs(td_error)), np.float32(self.floor)) + np.float32(self.epsilon))
 
-    def _leaf(self, priority):
+    def to_leaf(self, priority):
         largest = 2.0 ** (63 - (self.num_slots - 1).bit_length())
         return min(max(priority**self.alpha, 2.0**-63), largest) if priority > 0 or self.alpha == 0 else 0.0
 
-    def slot(self, handle):
-        return handle % self.num_slots
 
-    def by_slot(self, values):
-        """Array by slot of `values` by handle."""
-        found = np.zeros(self.num_slots)
-        for handle, value in values.items():
-            found[self.slot(handle)] = value
-        return found
+class Uses:
+    """Updates of each stored item, by handle, of which `most` spend it, and late ones."""
 
-    def leaves_by_slot(self):
-        return self.by_slot(self.leaf)
+    def __init__(self, most=None):
+        self.most, self.counts, self.late = most, {}, 0
 
-    def name(self, handle):
-        """The buffer's name of a stored item, within its shard."""
-        return handle
+    def insert(self, handles, new):
+        self.counts = {handle: 0 if handle in new else self.counts[handle] for handle in handles}
 
-    def by_name(self):
-        """Handles by name."""
-        return {self.name(handle): handle for handle in self.leaf}
+    def update(self, handles):
+        for handle in handles:
+            if handle in self.counts:
+                self.counts[handle] += 1
+            else:
+                self.late += handle is None or handle >= 0
 
-    def young(self, max_age=None):
-        """Handles of age less than `max_age`, oldest first."""
-        return [handle for handle in self.handles if max_age is None or self.age(handle) < max_age]
-
-    def probability(self, handle):
-        total = sum(self.leaf.values())
-        return self.leaf[handle] / total if total > 0 else 1 / len(self.unspent)
-
-    @property
-    def min_probability(self):
-        positive = [leaf for leaf in self.leaf.values() if leaf > 0]
-        return min(positive) / sum(positive) if positive else 1 / len(self.unspent)
+    def is_spent(self, handle):
+        return self.most is not None and self.counts[handle] >= self.most
 
 
-class ReplayTwin(Priorities):
-    """A list of (handle, item), newest last."""
+def keep_newest(ring, items, mask=None, td_errors=None):
+    """Store items in a `Ring`; returns TD errors by new handle."""
+    new = {}
+    for row, item in enumerate(items):
+        if mask is not None and not mask[row]:
+            continue
+        ring.stored.append((ring.next_handle, item))
+        new[ring.next_handle] = np.nan if td_errors is None else td_errors[row]
+        ring.next_handle += 1
+        if ring.period is not None:
+            ring.next_handle %= ring.period
+    ring.stored = ring.stored[-ring.num_slots :]
+    return new
 
-    def __init__(self, capacity, first=0, period=None, **settings):
-        super().__init__(capacity, **settings)
-        self.capacity = capacity
-        self.next_handle, self.period = first, period
-        self.stored = []
 
-    def add(self, items, mask=None, td_errors=None):
-        self.insert(self.store(items, mask, td_errors))
+def keep_evenly(ring, items, draws, mask=None, td_errors=None):
+    """Algorithm R of Vitter 1985, item by item; a slot taken twice in one call changes its handle once.
 
-    def store(self, items, mask=None, td_errors=None):
-        """Store items; returns TD errors by new handle."""
-        new = {}
-        for row, item in enumerate(items):
-            if mask is not None and not mask[row]:
-                continue
-            self.stored.append((self.next_handle, item))
-            new[self.next_handle] = np.nan if td_errors is None else td_errors[row]
-            self.next_handle += 1
-            if self.period is not None:
-                self.next_handle %= self.period
-        self.stored = self.stored[-self.capacity :]
-        return new
+    `draws`: 64 random bits for each row, as an integer.
+    """
+    stored, rows = {handle % ring.num_slots: (handle, item) for handle, item in ring.stored}, {}
+    for row in range(len(items)):
+        if mask is not None and not mask[row]:
+            continue
+        ring.count = min(ring.count + 1, 2**64 - 1)
+        filled = len(stored.keys() | rows.keys())
+        slot = filled if filled < ring.num_slots else int(draws[row]) * ring.count >> 64
+        ring.taken_again += slot in rows
+        if slot < ring.num_slots:
+            rows[slot] = row
+    new = {}
+    for slot, row in rows.items():
+        handle = (ring.last[slot] + ring.num_slots) % ring.period if slot in ring.last else slot
+        stored[slot], ring.last[slot] = (handle, items[row]), handle
+        new[handle] = np.nan if td_errors is None else td_errors[row]
+    ring.stored = list(stored.values())
+    return new
+
+
+class Ring:
+    """A list of (handle, item), newest last; `keep` stores items in it."""
+
+    def __init__(self, num_slots, first=0, period=None, keep=keep_newest):
+        self.num_slots, self.next_handle, self.period = num_slots, first, period
+        self.stored, self.in_order, self.store = [], keep is keep_newest, functools.partial(keep, self)
+        self.count, self.taken_again, self.last = 0, 0, {}  # of a reservoir; the last handle of each slot
 
     def clear(self):
-        super().clear()
-        self.stored, self.next_handle = [], -(-self.next_handle // self.capacity) * self.capacity
+        self.stored, self.count = [], 0
+        self.next_handle = -(-self.next_handle // self.num_slots) * self.num_slots
         self.next_handle %= self.period or self.next_handle + 1
 
     @property
@@ -187,7 +181,14 @@ class ReplayTwin(Priorities):
 
     @property
     def is_full(self):
-        return len(self.stored) == self.capacity
+        return len(self.stored) == self.num_slots
+
+    def slot(self, handle):
+        return handle % self.num_slots
+
+    def name(self, handle):
+        """The buffer's name of a stored item, within its shard."""
+        return handle
 
     def item(self, handle):
         return dict(self.stored)[handle]
@@ -197,43 +198,55 @@ class ReplayTwin(Priorities):
         return [self.item(handle)]
 
     def age(self, handle):
-        return len(self.stored) - 1 - self.handles.index(handle)
+        return len(self.stored) - 1 - self.handles.index(handle) if self.in_order else -1
 
 
-class ReservoirTwin(ReplayTwin):
-    """Algorithm R of Vitter 1985, item by item; a slot taken twice in one call changes its handle once."""
+class Shard:
+    """A ring of items or of sequences, their priorities and their uses."""
 
-    def __init__(self, capacity, **settings):
-        super().__init__(capacity, **settings)
-        self.count, self.taken_again = 0, 0  # slots, within one call
-        self.last = {}  # by slot: the last handle
+    def __init__(self, ring, max_uses=None, **law):
+        self.ring, self.uses, self.priorities = ring, Uses(max_uses), Priorities(ring.num_slots, **law)
 
-    def store(self, items, draws, mask=None, td_errors=None):
-        """`draws`: 64 random bits for each row, as an integer."""
-        stored, rows = {handle % self.capacity: (handle, item) for handle, item in self.stored}, {}
-        for row in range(len(items)):
-            if mask is not None and not mask[row]:
-                continue
-            self.count = min(self.count + 1, 2**64 - 1)
-            filled = len(stored.keys() | rows.keys())
-            slot = filled if filled < self.capacity else int(draws[row]) * self.count >> 64
-            self.taken_again += slot in rows
-            if slot < self.capacity:
-                rows[slot] = row
-        new = {}
-        for slot, row in rows.items():
-            handle = (self.last[slot] + self.capacity) % self.period if slot in self.last else slot
-            stored[slot], self.last[slot] = (handle, items[row]), handle
-            new[handle] = np.nan if td_errors is None else td_errors[row]
-        self.stored = list(stored.values())
-        return new
+    def insert(self, new, beside=(), leaves=()):
+        """Insert TD errors by handle, of what the ring has just stored."""
+        self.priorities.insert(self.ring.handles, new, beside, leaves)
+        self.uses.insert(self.ring.handles, new)
+
+    def update(self, handles, td_errors):
+        self.uses.update(handles)
+        self.priorities.update(handles, td_errors)
+        self.priorities.leaf |= {handle: 0.0 for handle in self.uses.counts if self.uses.is_spent(handle)}
 
     def clear(self):
-        super().clear()
-        self.count = 0
+        """Forget all items; counters and handles go on."""
+        self.ring.clear()
+        self.priorities.leaf, self.uses.counts = {}, {}
 
-    def age(self, handle):
-        return -1
+    @property
+    def handles(self):
+        return self.ring.handles
+
+    @property
+    def unspent(self):
+        return [handle for handle in self.handles if not self.uses.is_spent(handle)]
+
+    def has(self, handle):
+        return handle in self.uses.counts
+
+    def by_slot(self, values):
+        """Array by slot of `values` by handle."""
+        found = np.zeros(self.ring.num_slots)
+        for handle, value in values.items():
+            found[self.ring.slot(handle)] = value
+        return found
+
+    def by_name(self):
+        """Handles by name."""
+        return {self.ring.name(handle): handle for handle in self.handles}
+
+    def young(self, max_age=None):
+        """Handles of age less than `max_age`, oldest first."""
+        return [handle for handle in self.handles if max_age is None or self.ring.age(handle) < max_age]
 
 
 def reservoir_law(capacity, num_items):
@@ -264,9 +277,9 @@ class ShardedTwin:
         """Add to all shards; the arguments of `store`, arrays or None, are split along an axis."""
         num_shards = len(self.shards)
         parts = [[None] * num_shards if x is None else np.split(x, num_shards, axis) for x in arguments]
-        new = [twin.store(*own) for twin, own in zip(self.shards, zip(*parts, strict=True), strict=True)]
-        beside = [x for twin, its in zip(self.shards, new, strict=True) for x in twin.known(its)]
-        leaves = [leaf for twin in self.shards for leaf in twin.leaf.values()]
+        new = [twin.ring.store(*own) for twin, own in zip(self.shards, zip(*parts, strict=True), strict=True)]
+        beside = [x for twin, its in zip(self.shards, new, strict=True) for x in twin.priorities.known(its)]
+        leaves = [leaf for twin in self.shards for leaf in twin.priorities.leaf.values()]
         for twin, its in zip(self.shards, new, strict=True):
             twin.insert(its, beside, leaves)
         return new
@@ -277,7 +290,7 @@ class ShardedTwin:
 
     def end_streams(self, closed):
         for twin, own in zip(self.shards, np.split(closed, len(self.shards)), strict=True):
-            twin.end_streams(own)
+            twin.ring.end_streams(own)
 
     def rows(self, names):
         """Twin of each row's shard, and the handle there: None if it is not stored there, -1 without a name."""
@@ -290,16 +303,16 @@ class ShardedTwin:
 
     def update_rows(self, rows, td_errors):
         """Update from rows (shard, handle), in any order."""
-        updates = max(twin.updates for twin in self.shards) + any(handle in twin.leaf for twin, handle in rows)
+        priorities = [twin.priorities for twin in self.shards]
+        updates = max(its.updates for its in priorities) + any(twin.has(handle) for twin, handle in rows)
         for twin in self.shards:
             own = [row for row, (shard, _) in enumerate(rows) if shard is twin]
             twin.update([rows[row][1] for row in own], td_errors[own])
-        for twin in self.shards:
-            twin.max_priority = max(other.max_priority for other in self.shards)
-            twin.updates = updates
+        for its in priorities:
+            its.max_priority, its.updates = max(other.max_priority for other in priorities), updates
 
     def names(self, shard, handles):
-        return [shard * self.period + self.shards[shard].name(handle) for handle in handles]
+        return [shard * self.period + self.shards[shard].ring.name(handle) for handle in handles]
 
     @property
     def size(self):
@@ -311,10 +324,10 @@ class ShardedTwin:
         laws = []
         for twin in self.shards:
             handles = twin.young(max_age and -(-max_age // self.age_step))
-            handles = [handle for handle in handles if not twin.is_spent(handle)]
+            handles = [handle for handle in handles if not twin.uses.is_spent(handle)]
             leaves = [1.0] * len(handles)
-            if hasattr(self.sampler, "alpha") and any(twin.leaf[handle] for handle in handles):
-                leaves = [twin.leaf[handle] for handle in handles]
+            if hasattr(self.sampler, "alpha") and any(twin.priorities.leaf[handle] for handle in handles):
+                leaves = [twin.priorities.leaf[handle] for handle in handles]
             if hasattr(self.sampler, "power"):
                 older = len(twin.handles) - len(handles)
                 assert twin.handles[older:] == handles
@@ -336,7 +349,7 @@ class ShardedTwin:
             return np.array([sizes[k] * batch_size / (sum(sizes) * share[k]) for k, _ in drawn])
         if beta is None:
             beta = self.sampler.beta
-            beta = float(beta(self.shards[0].updates)) if callable(beta) else beta
+            beta = float(beta(self.shards[0].priorities.updates)) if callable(beta) else beta
         least = min(p for law in laws for p in law.values() if p > 0)
         normalize = self.sampler.normalize if normalize is ... else normalize
         return importance_weights([laws[k][handle] for k, handle in drawn], sum(sizes), beta, normalize, least)
@@ -417,12 +430,12 @@ def migrate_items(shards, num_shards, capacity):
     return new
 
 
-class SequenceTwin(Priorities):
+class SequenceTwin:
     """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
 
-    def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False, **names_and_law):
-        self.first, self.period = (names_and_law.pop(name, 0) for name in ("first", "period"))
-        super().__init__(((length - sequence_length) // stride + 1) * num_envs, **names_and_law)
+    def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False, first=0, period=0):
+        self.num_slots = ((length - sequence_length) // stride + 1) * num_envs
+        self.first, self.period = first, period
         self.windows, self.every = windows, windows in ("any", "cut") and not gaps
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
@@ -430,9 +443,6 @@ class SequenceTwin(Priorities):
         self.run = np.zeros(num_envs, int)  # how often each stream was closed
         self.lost = 0  # number of first steps that are no longer stored, whatever the length
         self.ever = {}  # by handle: its number among all drawable sequences ever completed
-
-    def add(self, steps, ends, drawable=None):
-        self.insert(self.store(steps, ends, None, drawable))
 
     def store(self, steps, ends=None, td_errors=None, drawable=None):
         """Store steps; returns TD errors by handle that becomes drawable."""
@@ -453,7 +463,6 @@ class SequenceTwin(Priorities):
         return new
 
     def clear(self):
-        super().clear()
         self.first = -(-(self.first + len(self.ever)) // self.num_slots) * self.num_slots  # begins at slot 0
         self.steps, self.ends, self.gaps, self.runs, self.lost, self.ever = [], [], [], [], 0, {}
 

@@ -73,7 +73,7 @@ def over(buffer, count):
     return buffer if count == 1 else over_devices(buffer, count)
 
 
-def twin_shards(buffer, reservoir=oracles.ReservoirTwin, **names):
+def twin_shards(buffer, reservoir=oracles.keep_evenly, **names):
     """Twins of the empty shards of a buffer."""
     whole, count = unsharded(buffer), num_shards(buffer)
     settings = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
@@ -82,9 +82,9 @@ def twin_shards(buffer, reservoir=oracles.ReservoirTwin, **names):
         sizes = whole.length, whole.num_envs // count, whole.sequence_length, whole.stride, whole.windows, whole.gaps
         make = functools.partial(oracles.SequenceTwin, *sizes)
     else:
-        kind = reservoir if isinstance(whole, jr.ReservoirBuffer) else oracles.ReplayTwin
-        make = functools.partial(kind, whole.capacity // count)
-    return [make(max_uses=whole.max_uses, **law, **names) for _ in range(count)]
+        keep = reservoir if isinstance(whole, jr.ReservoirBuffer) else oracles.keep_newest
+        make = functools.partial(oracles.Ring, whole.capacity // count, keep=keep)
+    return [oracles.Shard(make(**names), whole.max_uses, **law) for _ in range(count)]
 
 
 def twin_of(buffer, state):
@@ -93,8 +93,8 @@ def twin_of(buffer, state):
     shards = twin_shards(buffer, first=int(state.ring.inserted.reshape(-1)[0]), period=period)
     if isinstance(whole, jr.ReservoirBuffer):
         for shard, handles in zip(shards, np.asarray(state.handles).reshape(len(shards), -1), strict=True):
-            shard.count = int(np.asarray(state.count).reshape(-1)[1])
-            shard.last = {slot: handle for slot, handle in enumerate(handles.tolist()) if handle >= 0}
+            shard.ring.count = int(np.asarray(state.count).reshape(-1)[1])
+            shard.ring.last = {slot: handle for slot, handle in enumerate(handles.tolist()) if handle >= 0}
     age_step = len(shards) if isinstance(whole, jr.ReplayBuffer) else 1
     return oracles.ShardedTwin(shards, period, whole.sampler, age_step)
 
@@ -217,12 +217,12 @@ class Lane:
 
     def count_update(self, names, errors):
         rows = self.twin.rows(names)
-        stored = [(id(twin), handle) for twin, handle in rows if handle in twin.leaf]
+        stored = [(id(twin), handle) for twin, handle in rows if twin.has(handle)]
         self.happened["updates of stored items"] += len(set(stored))
         self.happened["of an item twice"] += len(stored) - len(set(stored))
         self.happened["updates of stale items"] += sum(handle is None for _, handle in rows)
         self.happened["rows without a name"] += sum(handle == -1 for _, handle in rows)
-        refused = [h in twin.leaf and not np.isfinite(x) for (twin, h), x in zip(rows, errors, strict=True)]
+        refused = [twin.has(h) and not np.isfinite(x) for (twin, h), x in zip(rows, errors, strict=True)]
         self.happened["TD errors refused"] += sum(refused)
         self.happened["updates of nothing"] += not stored
 
@@ -247,10 +247,12 @@ class Lane:
 
     def write(self, names, values, mask):
         for row, (twin, handle) in enumerate(self.twin.rows(names)):
-            if handle not in twin.leaf:
+            if not twin.has(handle):
                 self.happened["sets of nothing"] += 1
                 continue
-            for record, value, flag in zip(twin.items(handle), np.ravel(values[row]), np.ravel(mask[row]), strict=True):
+            for record, value, flag in zip(
+                twin.ring.items(handle), np.ravel(values[row]), np.ravel(mask[row]), strict=True
+            ):
                 record["x"] = float(value) if flag else record["x"]
                 self.happened["rows set" if flag else "rows not set"] += 1
 
@@ -276,13 +278,13 @@ class Lane:
                 continue
             assert handle in laws[k], f"row {row} has the handle {name}, which is not drawable"
             assert laws[k][handle] > 0, f"row {row} has the handle {name}, of probability 0"
-            assert sample.age[row] == shard.age(handle) * twin.age_step
+            assert sample.age[row] == shard.ring.age(handle) * twin.age_step
             if sample.mask is not None:
-                np.testing.assert_array_equal(sample.mask[row], shard.mask(handle))
+                np.testing.assert_array_equal(sample.mask[row], shard.ring.mask(handle))
                 self.happened["steps masked out"] += int(np.sum(~sample.mask[row]))
             drawn.append((k, handle))
             of_row.append(row)
-        check_items(at(sample.items, of_row), [twin.shards[k].items(handle) for k, handle in drawn])
+        check_items(at(sample.items, of_row), [twin.shards[k].ring.items(handle) for k, handle in drawn])
         probabilities = [laws[k][handle] for k, handle in drawn]
         np.testing.assert_allclose(sample.probabilities[of_row], probabilities, rtol=1e-5)
         if drawn and weights:
@@ -294,10 +296,11 @@ class Lane:
             if not getattr(twin.sampler, "replacement", True):
                 assert len({handle for _, handle in rows}) == len(rows)
             stratified = getattr(twin.sampler, "stratified", False) and max_age is None
-            if stratified and any(map(twin.shards[k].leaf.get, law)):
-                behind = np.cumsum(twin.shards[k].leaves_by_slot()) / sum(twin.shards[k].leaf.values())
+            if stratified and any(map(twin.shards[k].priorities.leaf.get, law)):
+                masses = twin.shards[k].by_slot(twin.shards[k].priorities.leaf)
+                behind = np.cumsum(masses) / sum(masses)
                 for row, handle in rows:
-                    end = behind[twin.shards[k].slot(handle)]
+                    end = behind[twin.shards[k].ring.slot(handle)]
                     assert row / share - 1e-5 <= end, f"row {row} is before its stratum"
                     assert (row + 1) / share + 1e-5 >= end - law[handle] * len(laws), f"row {row} is after its stratum"
             self.happened["draws with unequal priorities"] += len({round(np.log(p), 3) for p in law.values() if p}) > 1
@@ -316,14 +319,14 @@ class Lane:
             for row, (name, (shard, handle)) in enumerate(zip(batch.indices, twin.rows(batch.indices), strict=True)):
                 k = row // share
                 exists = step * share + row % share < len(shard.handles)
-                if exists and shard.max_uses:
+                if exists and shard.uses.most:
                     exists = name >= 0  # a spent item has no row
                 assert (name >= 0) == exists
                 assert batch.weights[row] == exists
                 np.testing.assert_allclose(batch.probabilities[row], exists / max(1, len(shard.handles)), rtol=1e-6)
                 if exists:
                     found[k].append(handle)
-                    check_items(at(batch.items, [row]), [shard.items(handle)])
+                    check_items(at(batch.items, [row]), [shard.ring.items(handle)])
         for shard, handles in zip(twin.shards, found, strict=True):
             assert sorted(handles) == sorted(shard.unspent)
         self.happened["items of whole passes"] += twin.size
@@ -332,16 +335,17 @@ class Lane:
         """Check a shard's counters and leaves."""
         if hasattr(state, "tree"):
             check_tree(state.tree)
-            np.testing.assert_allclose(leaves_of(state.tree), shard.leaves_by_slot(), rtol=5e-6)
-            np.testing.assert_allclose(state.max_priority, shard.max_priority, rtol=1e-6)
-            assert (state.updates, state.rejected) == (shard.updates, shard.rejected)
+            twin = shard.priorities
+            np.testing.assert_allclose(leaves_of(state.tree), shard.by_slot(twin.leaf), rtol=5e-6)
+            np.testing.assert_allclose(state.max_priority, twin.max_priority, rtol=1e-6)
+            assert (state.updates, state.rejected) == (twin.updates, twin.rejected)
 
     def check_uses(self, shard, uses):
         if uses is None:
             return
-        np.testing.assert_array_equal(uses.of_slots, shard.by_slot(shard.counts))
-        assert uses.late == shard.late
-        if shard.max_uses:
+        np.testing.assert_array_equal(uses.of_slots, shard.by_slot(shard.uses.counts))
+        assert uses.late == shard.uses.late
+        if shard.uses.most:
             check_tree(uses.unspent)
             unspent = shard.by_slot(dict.fromkeys(shard.unspent, 1.0))
             np.testing.assert_array_equal(leaves_of(uses.unspent), unspent)
@@ -360,16 +364,17 @@ class Lane:
         """Check slots, ages, priorities and handles of the items with these `names`."""
         alpha = getattr(self.twin.sampler, "alpha", 0)
         for row, (shard, handle) in enumerate(rows):
-            if handle not in shard.leaf:
-                assert (seen["slots"][row], seen["age"][row], seen["priorities"][row]) == (shard.num_slots, -1, 0)
+            if not shard.has(handle):
+                assert (seen["slots"][row], seen["age"][row], seen["priorities"][row]) == (shard.ring.num_slots, -1, 0)
                 assert seen["handles"][row] == -1
                 continue
             self.happened["items looked up"] += 1
-            assert seen["slots"][row] == shard.slot(handle)
+            assert seen["slots"][row] == shard.ring.slot(handle)
             assert seen["handles"][row] == names[row]
-            assert seen["age"][row] == shard.age(handle) * self.twin.age_step
-            leaf = shard.leaf[handle] if hasattr(self.twin.sampler, "alpha") else float(not shard.is_spent(handle))
-            self.happened["spent items looked up"] += shard.is_spent(handle)
+            assert seen["age"][row] == shard.ring.age(handle) * self.twin.age_step
+            is_spent = shard.uses.is_spent(handle)
+            leaf = shard.priorities.leaf[handle] if hasattr(self.twin.sampler, "alpha") else float(not is_spent)
+            self.happened["spent items looked up"] += is_spent
             priority = leaf ** (1 / alpha) if alpha > 0 else float(leaf > 0)
             np.testing.assert_allclose(seen["priorities"][row], priority, rtol=1e-4)
 
@@ -377,7 +382,7 @@ class Lane:
         """Check sizes, whether so many rows can be drawn, and the newest items."""
         twin = self.twin
         assert (seen["size"], seen["is_empty"]) == (twin.size, twin.size == 0)
-        assert seen["is_full"] == all(shard.is_full for shard in twin.shards)
+        assert seen["is_full"] == all(shard.ring.is_full for shard in twin.shards)
         for can_sample, count in zip(seen["can_sample"], counts, strict=False):  # those that the buffer can hold
             assert can_sample == (twin.size >= count)
         if "newest" in seen:
@@ -389,7 +394,7 @@ class Lane:
         """Check the values read from the buffer after a step."""
         self.check_sizes(seen, COUNTS)
         rows = [(shard, handle) for shard, handle in self.twin.rows(given["read"])]
-        check_items(seen["read"], [shard.items(h) if h in shard.leaf else None for shard, h in rows])
+        check_items(seen["read"], [shard.ring.items(h) if shard.has(h) else None for shard, h in rows])
         self.check_look_ups(seen, given["read"], rows)
         self.check_draw(seen["sample"])
         self.drawn = np.asarray(seen["sample"].indices)
@@ -472,7 +477,7 @@ class Run:
         num_lanes = 2 if mode == "vmap" else 1
         self.lanes = [lane(twin_of(buffer, state), seeds.rng(*map(str, names), k, seed=seed)) for k in range(num_lanes)]
         self.state = jax.tree.map(lambda x: jnp.stack([x] * num_lanes), state) if mode == "vmap" else state
-        capacity = max(shard.num_slots for shard in self.lanes[0].twin.shards)
+        capacity = max(shard.ring.num_slots for shard in self.lanes[0].twin.shards)
         assert buffer.num_slots == capacity
         num_batches = -(-capacity // (PASS // num_shards(buffer))) + 1
         wrap = {"jit": jax.jit, "vmap": lambda f: jax.jit(jax.vmap(f)), "eager": lambda f: f}[mode]
@@ -483,7 +488,7 @@ class Run:
 
     def given(self, lane, number):
         length = getattr(unsharded(self.buffer), "sequence_length", None)
-        full = all(shard.is_full for shard in lane.twin.shards)
+        full = all(shard.ring.is_full for shard in lane.twin.shards)
         given = lane.close(self.buffer)
         given["add"] = self.add(lane, number)
         lane.happened["steps"] += 1
@@ -534,7 +539,7 @@ class Run:
 
 
 def lane_oldest(shard):
-    return max((shard.age(handle) for handle in shard.handles), default=0)
+    return max((shard.ring.age(handle) for handle in shard.handles), default=0)
 
 
 def check_happened(happened, least):

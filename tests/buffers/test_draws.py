@@ -104,7 +104,7 @@ def test_law_of_windows_in_episodes(windows):
         ids, ends = tagged(3 * t, 5, 3), rng.permutation(15).reshape(5, 3) < 3
         drawable = rng.permutation(15).reshape(5, 3) >= 2 if gaps else None
         state = buffer.add(state, ids, ends=ends, drawable=drawable)
-        twin.add(ids["id"], ends, drawable)
+        twin.store(ids["id"], ends, drawable=drawable)
     for max_age in (12, 10_000):
         drawn = jax.device_get(buffer.sample(state, seeds.key(max_age), 30_000, max_age=max_age))
         found, counts = np.unique(drawn.items["id"], axis=0, return_counts=True)

@@ -42,12 +42,12 @@ def test_migration_keeps_what_may_be_drawn_and_the_episodes(windows):
     twin, state = oracles.SequenceTwin(longer.length, ENVS, 2, 1, windows, True), shards.init(STEPS[0])
     for steps, ends, drawable in zip(STEPS, ENDS, DRAWABLE, strict=True):
         state = shards.add(state, steps, ends=ends, drawable=drawable)
-        twin.add(steps, ends, drawable)
+        twin.store(steps, ends, drawable=drawable)
     twin.lost = ROLLOUTS * T - buffer.length
     moved = jr.migrate(shards, state, longer)
     assert stored(longer, moved) == stored(shards, state) == stored_in(twin)
     steps, ends, drawable = 1000 + STEPS[0], ENDS[0], DRAWABLE[0]
-    twin.add(steps, ends, drawable)
+    twin.store(steps, ends, drawable=drawable)
     moved = longer.add(moved, steps, ends=ends, drawable=drawable)
     assert stored(longer, moved) == stored_in(twin)
     twin.lost = len(twin.steps) - buffer.length

@@ -30,7 +30,7 @@ def grown(buffer, state, twin, num_steps, rng, end=0.15):
     """The state and its twin after more rows, whose episodes end at random."""
     num_envs = twin.num_envs
     new, ends = rows(len(twin.steps), num_steps, num_envs), rng.random((num_steps, num_envs)) < end
-    twin.add(new["id"], ends)
+    twin.store(new["id"], ends)
     return buffer.add(state, new, ends=ends)
 
 

@@ -16,9 +16,9 @@ class Lane(twins.Lane):
     def check_shard(self, buffer, state, shard):
         super().check_shard(buffer, state, shard)
         assert state.ring.inserted == len(shard.handles)
-        assert state.handles.tolist() == [shard.last.get(slot, -1) for slot in range(shard.capacity)]
-        assert [int(x) for x in state.count] == [shard.count >> 32, shard.count % 2**32]
-        self.happened["slots taken again"] = sum(shard.taken_again for shard in self.twin.shards)
+        assert state.handles.tolist() == [shard.ring.last.get(slot, -1) for slot in range(shard.ring.num_slots)]
+        assert [int(x) for x in state.count] == [shard.ring.count >> 32, shard.ring.count % 2**32]
+        self.happened["slots taken again"] = sum(shard.ring.taken_again for shard in self.twin.shards)
 
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):

@@ -22,13 +22,13 @@ class Lane(twins.Lane):
 
     def check_shard(self, buffer, state, shard):
         super().check_shard(buffer, state, shard)
-        assert state.rows.size == min(len(shard.steps), shard.length)
-        assert shard.every or np.max(state.windows.so_far) <= shard.sequence_length
+        assert state.rows.size == min(len(shard.ring.steps), shard.ring.length)
+        assert shard.ring.every or np.max(state.windows.so_far) <= shard.ring.sequence_length
 
     def check_seen(self, seen, given):
         super().check_seen(seen, given)
-        rows = [min(len(shard.steps), shard.length) * shard.num_envs for shard in self.twin.shards]
-        assert seen["stored_steps"] == sum(rows)
+        rings = [shard.ring for shard in self.twin.shards]
+        assert seen["stored_steps"] == sum(min(len(x.steps), x.length) * x.num_envs for x in rings)
         if "last" in seen:
             self.check_later(given["read"], *seen["last"], last=True)
             self.check_later(given["read"], *seen["uniform"], last=False)
@@ -36,14 +36,15 @@ class Lane(twins.Lane):
     def check_later(self, names, found, steps, last):
         expected = []
         for row, (shard, handle) in enumerate(self.twin.rows(names)):
-            if handle not in shard.leaf:
+            ring = shard.ring
+            if not shard.has(handle):
                 assert steps[row] == 0
                 expected.append(None)
                 continue
-            time, env = shard.times(handle)[0], handle % shard.num_envs
-            most = shard.num_later(time, env)
+            time, env = ring.times(handle)[0], handle % ring.num_envs
+            most = ring.num_later(time, env)
             assert steps[row] == most if last else min(1, most) <= steps[row] <= most
-            expected.append([shard.steps[time + steps[row]][env]])
+            expected.append([ring.steps[time + steps[row]][env]])
             self.happened["later rows"] += most > 0
         twins.check_items(found, expected)
 

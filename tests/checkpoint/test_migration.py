@@ -207,7 +207,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
 
     def advance(buffer, state, num_steps):
         ends = rng.random((num_steps, 4)) < 0.2
-        twin.add(np.asarray(rows(time, num_steps)["id"]), ends)
+        twin.store(np.asarray(rows(time, num_steps)["id"]), ends)
         return buffer.add(state, rows(time, num_steps), ends=ends), time + num_steps
 
     def sequences(buffer, state):

@@ -343,7 +343,7 @@ def test_the_drawable_share_of_sequences(num_shards):
     for stored in (5, 10, 10):
         ends = rng.random((5, 4)) < [0.05, 0.1, 0.5, 0.4]
         state, found = add(state, ends)
-        inside.add(rows, ends), whole.add(rows, ends)
+        inside.store(rows, ends), whole.store(rows, ends)
         size, share = len(inside.handles), len(inside.handles) / len(whole.handles)
         assert 0 < share < 1
         assert_close(found, {"size": size, "fill": stored / 10, "drawable": share})

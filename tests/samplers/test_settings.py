@@ -101,7 +101,10 @@ def test_lanes_do_what_their_twins_do(per):
     buffer = jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(**PER[per]))
     state = jax.jit(jax.vmap(lambda s: with_settings(buffer.init(items(numbers(0, 1))), s)))(STACKED)
     new = PER[per].get("max_priority", "ever")
-    twins, rng = [oracles.ReplayTwin(5, new_priority=new, **lane) for lane in LANES], seeds.rng("settings", per)
+    twins, rng = (
+        [oracles.Shard(oracles.Ring(5), new_priority=new, **lane) for lane in LANES],
+        seeds.rng("settings", per),
+    )
     add = jax.jit(jax.vmap(lambda s, x, e: buffer.add(s, x, td_errors=e), in_axes=(0, None, None)))
     update = jax.jit(jax.vmap(buffer.update, in_axes=(0, None, None)))
     for number in range(12):
@@ -113,13 +116,13 @@ def test_lanes_do_what_their_twins_do(per):
         state = update(state, handles, errors.astype(np.float32))
         sampler = jax.device_get(state.sampler)
         for k, twin in enumerate(twins):
-            twin.add([{"id": int(i)} for i in ids], None, new_errors)
-            twin.update([h if h in twin.leaf else None for h in handles.tolist()], errors.astype(np.float32))
-            tree = at(sampler.tree, k)
+            twin.insert(twin.ring.store([{"id": int(i)} for i in ids], None, new_errors))
+            twin.update([h if twin.has(h) else None for h in handles.tolist()], errors.astype(np.float32))
+            tree, its = at(sampler.tree, k), twin.priorities
             check_tree(tree)
-            np.testing.assert_allclose(leaves_of(tree), twin.leaves_by_slot(), rtol=2e-5)
-            np.testing.assert_allclose(sampler.max_priority[k], twin.max_priority, rtol=1e-6)
-            assert (sampler.updates[k], sampler.rejected[k]) == (twin.updates, twin.rejected)
+            np.testing.assert_allclose(leaves_of(tree), twin.by_slot(its.leaf), rtol=2e-5)
+            np.testing.assert_allclose(sampler.max_priority[k], its.max_priority, rtol=1e-6)
+            assert (sampler.updates[k], sampler.rejected[k]) == (its.updates, its.rejected)
 
 
 @pytest.mark.parametrize("name", BUFFERS)

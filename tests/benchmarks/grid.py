@@ -54,12 +54,8 @@ KEYS = {
 }
 CAPACITIES = (2**20, 2**17, 2**14, 2**22)
 OURS, FLASHBAX = jax_buffers.jaxreplay, jax_buffers.flashbax_item
-TREES = {
-    BASE: trees.tree_program,
-    "flashbax": trees.flashbax_tree,
-    "naive": trees.naive_table,
-    "torchrl": trees.torchrl_tree,
-}
+TREES = {BASE: trees.tree_program, "flashbax": trees.flashbax_tree}
+TREES |= {"naive": trees.naive_table, "torchrl": trees.torchrl_tree}
 STEPS = {
     BASE: functools.partial(scan_program, OURS),
     "flashbax": functools.partial(scan_program, FLASHBAX),

@@ -9,12 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH = 4.6  # inches
-COLOURS = {
-    BASE: "tab:blue",
-    "flashbax": "tab:orange",
-    "flashbax ordered": "tab:red",
-    "naive": "tab:gray",
-}
+COLOURS = {BASE: "tab:blue", "flashbax": "tab:orange", "flashbax ordered": "tab:red", "naive": "tab:gray"}
 COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple", "brax": "tab:cyan"}
 
 

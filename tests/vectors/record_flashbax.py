@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# length, num_envs, sequence_length, stride (flashbax: period), rollouts
+NAMES = "length", "num_envs", "sequence_length", "stride", "rollouts"  # flashbax: a stride is a period
 CASES = [
     (8, 1, 3, 1, [1] * 20),
     (8, 2, 3, 2, [2, 3, 1, 2, 5, 3, 2, 4]),
@@ -43,23 +43,16 @@ def record(length, num_envs, sequence_length, stride, rollouts):
             after.append([])
             continue
         drawn = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(time)).experience)
-        found = set()
-        for env, steps in zip(drawn["env"], drawn["time"], strict=True):
-            found.add((int(env[0]), *map(int, steps)))
-        after.append(sorted(found))
-    return {
-        "length": length,
-        "num_envs": num_envs,
-        "sequence_length": sequence_length,
-        "stride": stride,
-        "rollouts": rollouts,
-        "drawn": after,
-    }
+        of_draws = zip(drawn["env"], drawn["time"], strict=True)
+        after.append(sorted({(int(env[0]), *map(int, steps)) for env, steps in of_draws}))
+    return after
 
 
 def main():
     source = f"flashbax {importlib.metadata.version('flashbax')}, make_trajectory_buffer"
-    document = {"source": source, "cases": [record(*case) for case in CASES]}
+    document = {"source": source, "cases": []}
+    for case in CASES:
+        document["cases"].append(dict(zip(NAMES, case, strict=True)) | {"drawn": record(*case)})
     Path(__file__).with_name("flashbax_trajectory.json").write_text(json.dumps(document) + "\n")
 
 

@@ -125,8 +125,9 @@ def test_a_mixture_of_shards_and_a_plain_source(transform):
         drawn = buffer.sample(state, KEY, 8)
         updated = buffer.update(state, handles, td_errors)
         written = buffer.set(state, drawn.indices, drawn.items)
-        numbers = jr.diagnostics(buffer, state, sample=drawn)
-        return updated, written, drawn, buffer.get(state, drawn.indices), buffer.get(state, handles), numbers
+        odd = jr.Mixture(buffers=buffer.buffers, shares=(4, 1)).sample(state, KEY, 5)  # rows that no mesh divides
+        whole = odd, buffer.get(state, odd.indices), jr.diagnostics(buffer, state, sample=drawn)
+        return updated, written, drawn, buffer.get(state, drawn.indices), buffer.get(state, handles), whole
 
     rows, td_errors = batch_of("replay"), np.arange(8, dtype=np.float32)
     empty = mixture(mesh(4)).init(rows)
@@ -135,9 +136,10 @@ def test_a_mixture_of_shards_and_a_plain_source(transform):
     expected = transform(functools.partial(use, mesh(4)))(rows, handles, td_errors)
     found = transform(functools.partial(use, EXPLICIT))(over(rows), *over((handles, td_errors)))
     assert_same(found, expected)
-    (updated, plain), written, drawn, *got, looked = found
+    (updated, plain), written, drawn, *got, (odd, of_odd, looked) = found
     assert specs((updated, written[0], drawn, got)) == {("data",)}
-    assert specs((plain, written[1], looked)) == {()}
+    assert specs((plain, written[1], odd, looked)) == {()}
+    assert_same(of_odd, odd.items)
     assert np.all(np.asarray(got[1]["id"]) == [0, 2, 4, 7, 0, 3, 5, 7])
 
 
@@ -169,21 +171,6 @@ def test_a_mixture_over_explicit_and_automatic_axes(meshes):
     after, _ = jax.lax.scan(lambda x, _: (buffer.update(x, drawn.indices, np.ones(8)), None), state, length=2)
     for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         assert new.sharding.is_equivalent_to(old.sharding, new.ndim)  # each source stays over its own mesh
-
-
-@jit_or_eager
-def test_a_mixtures_rows_that_no_mesh_divides_are_whole(transform):
-    buffer = jr.Mixture(buffers=mixture(EXPLICIT).buffers, shares=(4, 1))
-
-    def use(rows):
-        state = buffer.init(rows)
-        state = buffer.add(buffer.add(state, 0, rows), 1, rows)
-        drawn = buffer.sample(state, KEY, 5)
-        return drawn, buffer.get(state, drawn.indices)
-
-    drawn, got = transform(use)(batch_of("replay"))
-    assert specs(drawn) == {()}
-    assert_same(got, drawn.items)
 
 
 @pytest.mark.parametrize("name", ["replay", *map(rarely, ["reservoir", "sequence", "distinct"])])

@@ -483,10 +483,7 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "weights of one shard": (testing.WEIGHTS, wrong(weights=of_one_shard)),
     "NaN kept": (testing.SOME, wrong(update=keep_nan, sample=draw_if_finite)),
     "nothing drawn": (testing.SOME, wrong(sample=lambda sample, *args: (sample(*args)[0], jnp.zeros(args[2])))),
-    "neighbour updated": (
-        testing.OTHERS,
-        wrong(update=lambda update, s, slots, *x, **y: update(s, slots + 1, *x, **y)),
-    ),
+    "neighbour updated": (testing.OTHERS, wrong(update=lambda update, s, i, *x, **y: update(s, i + 1, *x, **y))),
     "ranks": (testing.OTHERS, wrong(update=by_rank)),
     "last slot never drawn": (testing.EVERY, drawn_from(all_but_last)),
     "first slot never drawn": (testing.EVERY, drawn_from(all_but_first)),

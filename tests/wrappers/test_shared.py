@@ -1,10 +1,8 @@
 """A Shared by itself: what its calls do, wait for and raise."""
 
-import _thread
 import concurrent.futures
 import contextlib
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -75,6 +73,13 @@ def held(block):
 def waits(future):
     time.sleep(SOON)
     return not future.done()
+
+
+def cause(message, function, *arguments):
+    """The cause of the `Closed` that a call raises with this message."""
+    with pytest.raises(jr.Closed, match=message) as caught:
+        function(*arguments)
+    return caught.value.__cause__
 
 
 def stored(shared):
@@ -195,9 +200,7 @@ def test_a_donated_state_that_is_not_replaced_closes_it():
     with pytest.raises(RuntimeError, match=r"cell\.state was donated and not replaced"), shared.state() as cell:
         shared.buffer.add(cell.state, batch())
     for call in (shared.size, lambda: shared.add(batch())):
-        with pytest.raises(jr.Closed, match=r"by RuntimeError.*was donated and not replaced") as caught:
-            call()
-        assert "not replaced" in str(caught.value.__cause__)
+        assert "not replaced" in str(cause(r"by RuntimeError.*was donated and not replaced", call))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
@@ -210,11 +213,8 @@ def test_an_error_after_the_donation_closes_it(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(jr.ReplayBuffer, "add", consume)
-    with pytest.raises(type(error)):
-        shared.add(batch())
-    with pytest.raises(jr.Closed) as caught:
-        shared.sample(KEY, 4)
-    assert caught.value.__cause__ is error
+    rejects(f"^{error}$", shared.add, batch(), error=type(error))
+    assert cause("sample: closed by thread", shared.sample, KEY, 4) is error
 
 
 def test_an_error_before_the_donation_changes_nothing():
@@ -330,17 +330,12 @@ def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     rejects(r"sample: .* It would wait for ever, as the only thread", shared.sample, KEY, 1, error=RuntimeError)
     rejects("Waited", shared.sample, KEY, 1, timeout=0, error=TimeoutError)
-
-
-def test_a_thread_that_python_has_not_started_is_not_alone(monkeypatch):
-    """As those of Ray, which `threading` does not list."""
-    shared, drawn = shared_replay(ratio=1), queue.SimpleQueue()
+    # One that Python has not started, as those of Ray, is not alone: `threading` does not list it.
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
-    _thread.start_new_thread(lambda: drawn.put(shared.sample(KEY, 1)), ())
-    time.sleep(SOON)
-    assert drawn.empty()
-    shared.add(batch())
-    assert isinstance(drawn.get(timeout=LONG), jr.Sample)
+    with thread(shared.sample, KEY, 4) as drawn:
+        assert waits(drawn)
+        shared.add(batch())
+    assert isinstance(drawn.result(), jr.Sample)
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -353,9 +348,7 @@ def test_close_wakes_all():
         shared.close()
         shared.close(ValueError("not the first"))
     for future in (first, second):
-        with pytest.raises(jr.Closed, match="sample: closed by thread MainThread") as caught:
-            future.result()
-        assert caught.value.__cause__ is None
+        assert cause("sample: closed by thread MainThread", future.result) is None
     calls = {"sample": (KEY, 4), "update": (np.zeros(1, int), np.zeros(1)), "add": (batch(),)}
     for name, given in (calls | {"set": (np.zeros(4, int), batch())}).items():
         rejects(name, getattr(shared, name), *given, error=jr.Closed)
@@ -393,9 +386,8 @@ def test_a_thread_that_dies_ends_the_others():
     with thread(act) as actor, thread(learn) as learner:
         pass
     rejects("robot", actor.result, error=OSError)
-    with pytest.raises(jr.Closed, match=r"sample: closed by thread .*, by OSError\('the robot is gone'\)") as caught:
-        learner.result()
-    assert caught.value.__cause__ is actor.exception()
+    message = r"sample: closed by thread .*, by OSError\('the robot is gone'\)"
+    assert cause(message, learner.result) is actor.exception()
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit, ValueError])
@@ -426,9 +418,7 @@ def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
         with held(shared.worker()):
             assert waits(drawn)
         assert waits(drawn)
-    with pytest.raises(jr.Closed, match=r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended") as caught:
-        drawn.result()
-    assert caught.value.__cause__ is None
+    assert cause(r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended", drawn.result) is None
     assert not shared.closed
 
 
@@ -592,11 +582,8 @@ def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
 def test_arrays_of_another_default_device_are_moved_to_the_state(num_shards):
     """As those of actors are, that run on a device of their own."""
     *own, other = jax.devices()[: max(num_shards, 1) + 1]
-    buffer, state = replay()
-    if num_shards:
-        buffer = over_devices(buffer, num_shards)
-        state = buffer.init(batch())
-    shared = jr.Shared(buffer, state)
+    buffer = over_devices(replay()[0], num_shards)
+    shared = jr.Shared(buffer, buffer.init(batch()))
     with jax.default_device(other):
         shared.add(batch())
         rows, mask, td_errors = jax.device_put((batch(4), np.ones(4, bool), np.ones(4, np.float32)))

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import seeds
 from helpers import big_copies, compiled, items, mesh, numbers, over_devices, rarely, rejects, run_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 import jaxreplay as jr
 
@@ -82,28 +80,6 @@ def test_each_source_draws_as_its_buffer_would():
     drawn, joined = once(draws)
     chex.assert_trees_all_equal(drawn, joined)
     assert drawn.age.max() < 4
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("stratified", [False, rarely(True)])
-def test_the_joint_weighted_mean_is_unbiased(stratified):
-    """Of batches whose rows are shares that were rounded: 4 and 3 of 7 for 0.62 and 0.38; of every item's indicator."""
-    num_batches, per = 15_000, PER(normalize=None, beta=1.0, stratified=stratified)
-    buffers = (REPLAY(capacity=8, sampler=per), REPLAY(capacity=4, sampler=per))
-    mixture = jr.Mixture(buffers=buffers, shares=(0.62, 0.38), weights="joint")
-    assert mixture.counts(7) == (4, 3)
-
-    def mean_of(key, state):
-        drawn = mixture.sample(state, key, 7)
-        return jnp.zeros(12).at[drawn.items["id"] % 992].add(drawn.weights) / 7
-
-    def run(keys):
-        return jax.vmap(mean_of, (0, None))(keys, filled(mixture, (8, 4)))
-
-    found = once(run, jax.random.split(seeds.key(1), num_batches))
-    error = found.mean(axis=0, dtype=np.float64) - np.repeat([0.62 / 8, 0.38 / 4], [8, 4])
-    covariance = np.cov(found.T.astype(np.float64)) / num_batches
-    assert chi2.sf(error @ np.linalg.pinv(covariance, rcond=1e-6) @ error, 12) > 1e-4
 
 
 DISTINCT = jr.Uniform(replacement=False)

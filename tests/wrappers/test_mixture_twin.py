@@ -10,7 +10,7 @@ SOURCES = {  # by name: the options of each source
     "plain": ("prioritized", "prioritized"),
     "shards": ("prioritized sharded", "prioritized"),
     "reservoir": ("prioritized", "prioritized reservoir"),
-    "sequences": ("sequence windows prioritized hindsight sharded", "sequence windows distinct hindsight"),
+    "sequences": ("sequence windows prioritized hindsight", "sequence windows distinct hindsight"),
     "three": (
         "sequence windows prioritized hindsight sharded",
         "sequence prioritized hindsight max_uses",
@@ -38,8 +38,8 @@ def run(folder, name, program, seed=seeds.SEED, least=LEAST):
 @pytest.mark.parametrize(
     ("name", "program"),
     [
-        ("replay", "joint vmap max_age"),
-        ("sequences", ""),
+        ("shards", "joint max_age"),
+        ("sequences", "vmap"),
         *map(rarely, [(name, program) for name in SOURCES for program in ("", "joint eager")]),
     ],
 )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-import test_replay_twin
+import test_sequence_twin
 import twins
 from helpers import at, big_copies, collectives, compiled, items, mesh, no_ends, over_devices, rarely, rejects, run_once
 from jax import lax
@@ -65,17 +65,6 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
         chex.assert_trees_all_equal(expected, jax.tree.map(lambda x, axis=axis: np.squeeze(np.asarray(x), axis), found))
 
 
-@pytest.mark.law
-@pytest.mark.parametrize("sampler", ["global", *map(rarely, ["plain", "batch", "distinct", "uniform"])])
-def test_shards_do_what_their_twins_do(sampler):
-    """Of few rows, so that shards differ in size; and the state stays laid out over the mesh."""
-    run = test_replay_twin.random_run(24, sampler, [(4, True), (4, False)], 4, near_wrap=True)
-    happened = run.run(30)
-    twins.check_happened(happened, {"updates of stored items": 150, "young draws": 40, "rows masked": 60})
-    for leaf in jax.tree.leaves(run.state):
-        assert leaf.sharding.is_equivalent_to(run.buffer.state_sharding, leaf.ndim)
-
-
 @pytest.mark.parametrize("sampler", [jr.Uniform(replacement=False), jr.Prioritized(beta=1.0, normalize=None)])
 def test_the_weighted_mean_of_two_items_beside_eight(sampler):
     """And a pass over them, which is as long as the shard of eight needs."""
@@ -115,45 +104,34 @@ def test_shards_with_equal_contents_draw_unlike_except_systematically():
         assert [len(np.unique(rows, axis=0)) for rows in found] == kinds
 
 
-def look_ups(buffer, state, key):
-    """What every method returns that takes rows of a batch, or returns them; `state` holds two shards."""
-    newest = buffer.newest(state, 4)
-    state = buffer.set(state, newest, {"id": None, "x": np.ones((4, 3, 2), np.float32)})
-    methods = buffer.get, buffer.slots, buffer.priorities, buffer.age
-    seen = [method(state, newest) for method in methods]
-    handles = buffer.handles(state, seen[1])
-    return newest, state, seen, handles, buffer.epoch(state, key, 4, step=0), buffer.later(state, key, newest)
-
-
+@pytest.mark.law
 @pytest.mark.versions
-@pytest.mark.parametrize("kinds", ["mixed", *map(rarely, ["explicit", "automatic"])])
-def test_any_mesh_will_do(kinds):
+@pytest.mark.parametrize("sampler", ["global", *map(rarely, ["plain", "batch", "distinct", "uniform"])])
+@pytest.mark.parametrize("kinds", ["Auto Explicit", *map(rarely, ["Explicit Auto", "Explicit Explicit", "Auto Auto"])])
+def test_shards_over_any_mesh_do_what_their_twins_do(monkeypatch, sampler, kinds):
     """Axes of both kinds, beside another axis with the usual name, and arguments wherever they lie."""
-    buffer, batch = BUFFERS["sequence"]
-    buffer = dataclasses.replace(buffer, hindsight=True)
     devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
-    explicit, automatic = AxisType.Explicit, AxisType.Auto
-    kinds = {"mixed": (explicit, automatic), "explicit": (explicit,) * 2, "automatic": (automatic,) * 2}[kinds]
-    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("data", "seed"), axis_types=kinds), axis="seed")
-
-    @functools.partial(run_once, static_argnums=0)
-    def use(buffer, key):
-        state, samples = run(buffer, batch, key, steps=3)
-        return state, samples, look_ups(buffer, state, key)
-
-    found, expected = (use(x, jax.random.key(0)) for x in (sharded, over_devices(buffer, 2)))
-    chex.assert_trees_all_close(jax.device_get(found), jax.device_get(expected), rtol=1e-6)
-    shards, rows = (NamedSharding(sharded.mesh, PartitionSpec(*axes)) for axes in (("seed",), (None, "seed")))
+    kinds = tuple(AxisType[kind] for kind in kinds.split())
+    over = Mesh(devices, ("data", "seed"), axis_types=kinds)
+    monkeypatch.setattr(twins, "over", lambda buffer, _: jr.Sharded(buffer=buffer, mesh=over, axis="seed"))
+    config = test_sequence_twin.CONFIGS["inside"]
+    run = test_sequence_twin.random_run(config, sampler, [(1, True), (4, True), (3, False)], 2)
+    twins.check_happened(
+        run.run(30), {"updates of stored items": 150, "young draws": 40, "later rows": 400, "gaps": 60}
+    )
+    sharded = run.buffer
+    shards, rows = (NamedSharding(over, PartitionSpec(*axes)) for axes in (("seed",), (None, "seed")))
     assert (sharded.state_sharding, sharded.items_sharding) == (shards, rows)
-    for leaf in jax.tree.leaves((found[0], found[2])):
+    for leaf in jax.tree.leaves(run.state):
         assert leaf.sharding.is_equivalent_to(shards, leaf.ndim)
-    state = sharded.init(jax.eval_shape(batch, 0))
+    steps = items(np.arange(4, dtype=np.int32)[None])
+    state = sharded.init(steps)
     for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "data")):
-        rows = jax.device_put(batch(0), NamedSharding(sharded.mesh, layout))
-        state = sharded.add(state, rows, ends=np.zeros((3, 8), bool))
-        sample = sharded.sample(state, jax.random.key(1), 4, beta=np.float32(0.5))
-        state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
-    assert int(sharded.size(state)) == 24
+        rows = jax.device_put(steps, NamedSharding(over, layout))
+        state = sharded.add(state, rows, ends=np.zeros((1, 4), bool))
+    sample = sharded.sample(state, jax.random.key(1), 4, beta=np.float32(0.5))
+    state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
+    assert int(sharded.size(state)) == 4  # of each stream the first two steps, of three
 
 
 @pytest.mark.versions

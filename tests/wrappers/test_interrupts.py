@@ -245,8 +245,7 @@ def test_a_handler_that_raises_while_another_is_replaced(handlers, monkeypatch):
     rejects("stop", shared.size, error=SecondError)
     monkeypatch.undo()
     assert shared.size() == 0
-    with pytest.raises(FirstError):
-        signal.raise_signal(signal.SIGUSR1)
+    rejects("stop", signal.raise_signal, signal.SIGUSR1, error=FirstError)
 
 
 def test_other_threads_hold_nothing(handlers):

@@ -24,16 +24,6 @@ def once(function, *arguments):
     return jax.device_get(run_once(function)(*arguments))
 
 
-def filled(mixture, counts):
-    """A state with so many items in each source, numbered from 1,000 k in source k."""
-    state = mixture.init(items(numbers(0, 1)))
-    for k, buffer in enumerate(mixture.buffers):
-        ids = numbers(1000 * k, buffer.capacity)
-        mask, td_errors = np.arange(buffer.capacity) < counts[k], (1.0 + ids * 7 % 13).astype(np.float32)
-        state = mixture.add(state, k, items(ids), mask=mask, td_errors=td_errors)
-    return state
-
-
 def by_largest_remainders(parts, batch_size):
     quotas = [Fraction(part, sum(parts)) * batch_size for part in parts]
     counts = [quota.numerator // quota.denominator for quota in quotas]
@@ -61,9 +51,12 @@ def test_counts_that_are_known():
 
 
 def pair():
-    """Two prioritized sources and a state."""
-    mixture = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2)
-    return mixture, filled(mixture, (6, 6))
+    """Two prioritized sources, and a state with six items in each."""
+    mixture, ids = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2), numbers(0, 6)
+    state = mixture.init(items(ids))
+    for k in range(2):
+        state = mixture.add(state, k, items(ids + 1000 * k), td_errors=(1.0 + ids * (7 + k) % 13).astype(np.float32))
+    return mixture, state
 
 
 def test_each_source_draws_as_its_buffer_would():
@@ -216,20 +209,6 @@ def test_donation():
     assert not state[0].storage["id"].is_deleted()
 
 
-def test_rows_that_shards_and_reservoirs_refuse():
-    sharded = over_devices(REPLAY(capacity=8, sampler=PER()), 2)
-    mixture = jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6)), shares=(2, 1), weights="joint")
-    for message, batch_size, max_age in (
-        (r"batch_size=4: buffers\[0\] gets 3 of these rows, but needs a multiple of 2", 4, None),
-        ("max_age: a ReservoirBuffer keeps no order", 6, 3),
-    ):
-
-        def draw(batch_size=batch_size, max_age=max_age):
-            mixture.sample(mixture.init(items(numbers(0, 2))), jax.random.key(0), batch_size, max_age=max_age)
-
-        rejects(message, jax.eval_shape, draw)
-
-
 def test_handles_of_slots_and_of_a_source_alone():
     def look(k):
         mixture, state = pair()
@@ -299,6 +278,12 @@ def test_calls_that_are_refused():
     rejects(r"got int32\[2\], expected a row for each of the 3 indices", mixture.set, state, three, values)
     larger = state[0], REPLAY(capacity=9).init(one)
     rejects("capacity=8: this state has a leading axis of 9", mixture.get, larger, three)
+    mixture = jr.Mixture(buffers=(over_devices(REPLAY(capacity=8), 2), jr.ReservoirBuffer(capacity=6)), shares=(2, 1))
+    state = jax.eval_shape(lambda: mixture.init(items(numbers(0, 2))))
+    message = r"batch_size=4: buffers\[0\] gets 3 of these rows, but needs a multiple of 2"
+    rejects(message, jax.eval_shape, lambda state: mixture.sample(state, key, 4), state)
+    message = "max_age: a ReservoirBuffer keeps no order"
+    rejects(message, jax.eval_shape, lambda state: mixture.sample(state, key, 6, max_age=3), state)
 
 
 @pytest.mark.slow

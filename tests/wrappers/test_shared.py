@@ -117,18 +117,6 @@ def test_its_calls_are_those_of_the_buffer():
     assert not any(x.is_deleted() for x in jax.tree.leaves(diagnostics))
 
 
-def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
-    rows, buffer = np.zeros((4, 2**17), np.float32), jr.ReplayBuffer(capacity=64)  # two megabytes
-    shared = jr.Shared(buffer, buffer.init(rows))
-    for number in range(16):
-        rows[:] = number
-        shared.add(rows)
-        rows[:] = -1
-    with shared.state() as cell:
-        found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 64)))
-    np.testing.assert_array_equal(found, np.repeat(np.arange(16.0), 4)[:, None] * np.ones(2**17))
-
-
 def test_a_call_in_the_process_that_made_it_only(monkeypatch):
     """Which is said at once: a fork would wait for ever for the lock that a thread holds here."""
     shared = shared_replay()
@@ -267,33 +255,6 @@ def test_min_size_counts_sequences_that_may_be_drawn():
     rejects("draws have not begun", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
     shared.add(np.zeros((4, 1)), ends=np.zeros((4, 1), bool))
     assert shared.sample(KEY, 1).mask.all()
-
-
-def test_additions_wait_for_draws_and_draws_for_additions():
-    shared = shared_replay(ratio=2, slack=8)
-    shared.add(batch())
-    assert shared.added == 0, "no item counts before draws begin"
-    shared.sample(KEY, 8)
-    assert (shared.added, shared.drawn) == (0, 8)
-    with thread(shared.sample, KEY, 2) as drawn:
-        assert waits(drawn)
-        shared.add(batch(4, 1))
-    assert (shared.added, shared.drawn) == (1, 10)
-    for first in (5, 9):
-        shared.add(batch(first), timeout=LONG)
-    with thread(shared.add, batch(13, 1)) as added:
-        assert waits(added)
-        shared.sample(KEY, 2)
-    assert (shared.added, shared.drawn) == (10, 12)
-
-
-def test_rows_count_masked_or_not():
-    shared = shared_replay(ratio=1, slack=1000)
-    shared.add(batch())
-    shared.sample(KEY, 1)
-    shared.add(batch(4), mask=np.array([True, False, True, True]))
-    shared.add(items=batch(8), mask=np.zeros(4, bool))
-    assert (shared.added, shared.size()) == (8, 7)
 
 
 def test_rows_of_sequences_and_of_sources_are_counted():

@@ -161,18 +161,6 @@ def test_infinite_scores_in_a_proportional_draw():
     np.testing.assert_allclose(levels.probabilities(state), [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-6)
 
 
-def test_calls_are_in_place():
-    levels = jr.Levels(capacity=4)
-    for call, *arguments in (
-        (levels.insert, np.arange(4), np.ones(4)),
-        (levels.update, np.arange(4), np.ones(4)),
-        (levels.sample, seeds.key(), 3),
-    ):
-        state, _ = insert(levels, levels.init(0), [1.0, 1.0])
-        call(state, *arguments)
-        assert state.scores.is_deleted()
-
-
 def test_when_to_replay():
     levels = jr.Levels(capacity=4, replay_probability=0.25, min_filled=0.55)  # 2.2 levels: 3
     keys = jax.random.split(seeds.key("replay"), 4_000)

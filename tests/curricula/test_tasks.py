@@ -274,11 +274,3 @@ def test_metrics():
     np.testing.assert_allclose(tasks.metrics(state)["perplexity"], np.prod(law**-law) / 5, rtol=1e-5)
     state, _ = tasks.update(state, np.array([0]), np.ones((1, 1)))
     assert float(tasks.metrics(state)["tried"]) == np.float32(0.6)
-
-
-def test_an_update_is_in_place():
-    for donate in (True, False):
-        tasks = jr.Tasks(num_tasks=3, donate=donate)
-        state = tasks.init()
-        tasks.update(state, np.array([1, 2, 0]), np.ones((3, 4)))
-        assert state.trials.is_deleted() == donate

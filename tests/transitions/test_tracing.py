@@ -34,16 +34,10 @@ def test_spec_is_what_add_emits():
 
 
 @pytest.mark.parametrize(
-    ("flavour", "every"),
-    [
-        ("nstep", slice(0, None, 4)),
-        ("monte_carlo", slice(1, None, 5)),
-        rarely(("nstep", slice(None))),
-        rarely(("monte_carlo", slice(None))),
-    ],
+    ("flavour", "every"), [("nstep", 4), ("monte_carlo", 5), rarely(("nstep", 1)), rarely(("monte_carlo", 1))]
 )
 def test_coax_traces(flavour, every):
-    for case in cases("coax_tracing")[every]:
+    for case in cases("coax_tracing")[::every]:
         gamma, n = case["gamma"], case["n"]
         columns = {k: np.array([step[k] for step in case["steps"]])[:, None] for k in case["steps"][0]}
         done = columns.pop("done")
@@ -124,17 +118,17 @@ def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("make", [lambda **x: jr.NStep(n=3, **x), rarely(lambda **x: jr.MonteCarlo(max_length=3, **x))])
-def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
+def test_a_discount_that_is_mapped_gives_what_the_number_gives():
     """Of the calls and of a whole rollout, in one program, as where an agent's gamma is a leaf of a pytree."""
     gammas, steps = np.array([0.0, 0.9], np.float32), make_steps(seeds.rng(6), 9, 2, rates=RATES)
+    make = functools.partial(jr.NStep, n=3, num_envs=2)
 
     @jax.jit
     @jax.vmap
     def mapped(gamma):
-        return traced(make(gamma=None, num_envs=2), steps, gamma=gamma), [*at_once(steps, n=3, gamma=gamma, flush=True)]
+        return traced(make(gamma=None), steps, gamma=gamma), [*at_once(steps, n=3, gamma=gamma, flush=True)]
 
-    each = jax.jit(lambda: [traced(make(gamma=gamma, num_envs=2), steps) for gamma in gammas])
+    each = jax.jit(lambda: [traced(make(gamma=gamma), steps) for gamma in gammas])
     found, expected = jax.device_get((mapped(gammas), each()))
     for k, (like, like_valid) in enumerate(expected):
         for batch, valid in at(found, k):

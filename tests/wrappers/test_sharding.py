@@ -45,10 +45,10 @@ def step(buffer, batch, state, x):
     return state, sample
 
 
-def run(buffer, batch, key, steps=6, state=None):
+def run(buffer, batch, key, state=None):
     if state is None:
         state = buffer.init(jax.eval_shape(batch, 0))
-    inputs = jnp.arange(steps, dtype=jnp.int32), jax.random.split(key, steps)
+    inputs = jnp.arange(6, dtype=jnp.int32), jax.random.split(key, 6)
     return lax.scan(functools.partial(step, buffer, batch), state, inputs)
 
 

@@ -234,8 +234,7 @@ def test_errors_name_what_is_wrong():
     buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]
     four = mesh(4)
     rejects("buffer=Uniform", jr.Sharded, buffer=jr.Uniform(), mesh=four)
-    mixture = jr.Mixture(buffers=(buffer, buffer))
-    rejects("give a Mixture Sharded ones", jr.Sharded, buffer=mixture, mesh=four)
+    rejects("give a Mixture Sharded ones", jr.Sharded, buffer=jr.Mixture(buffers=(buffer, buffer)), mesh=four)
     rejects("must be a jax.sharding.Mesh", jr.Sharded, buffer=buffer, mesh=jax.devices("cpu"))
     rejects(r"axis='model': must be one of the mesh's axes", jr.Sharded, buffer=buffer, mesh=four, axis="model")
     rejects("capacity=10: must be a multiple of 4", jr.Sharded, buffer=jr.ReplayBuffer(capacity=10), mesh=four)

@@ -463,8 +463,7 @@ def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
     assert (done.returncode, done.stdout) == (code, "size 8 closed True\n")
     assert "thread" not in done.stderr.lower()
     buffer = jr.ReplayBuffer(capacity=8)
-    saved = jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))
-    assert buffer.size(saved) == 8
+    assert buffer.size(jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))) == 8
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ def mean(successes, trials, age):
     return successes / trials + 0.25 * jnp.minimum(age, 3).astype(jnp.float32)
 
 
-def random_groups(rng, num_tasks=N, size=GROUPS):
-    tasks = rng.integers(-1, num_tasks + 1, size).astype(np.int32)
-    rewards = rng.integers(0, 5, (size, ROLLOUTS)).astype(np.float32) / 4
-    odd = rng.random((size, ROLLOUTS)) < 0.03
+def random_groups(rng):
+    tasks = rng.integers(-1, N + 1, GROUPS).astype(np.int32)
+    rewards = rng.integers(0, 5, (GROUPS, ROLLOUTS)).astype(np.float32) / 4
+    odd = rng.random((GROUPS, ROLLOUTS)) < 0.03
     rewards = np.where(odd, rng.choice([-0.5, 2.0, np.nan], rewards.shape), rewards).astype(np.float32)
-    exists = rng.random((size, 1)) < rng.choice([0.0, 0.9], p=[0.1, 0.9])  # now and then no group does
-    return tasks, rewards, exists & (rng.random((size, ROLLOUTS)) < 0.8)
+    exists = rng.random((GROUPS, 1)) < rng.choice([0.0, 0.9], p=[0.1, 0.9])  # now and then no group does
+    return tasks, rewards, exists & (rng.random((GROUPS, ROLLOUTS)) < 0.8)
 
 
 def check(state, twin):

@@ -50,29 +50,30 @@ def test_counts_that_are_known():
     assert jr.Mixture(buffers=(REPLAY(capacity=1),) * 2) == mixture(3, 3)
 
 
-def pair():
-    """Two prioritized sources, and a state with six items in each."""
-    mixture, ids = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2), numbers(0, 6)
-    state = mixture.init(items(ids))
-    for k in range(2):
-        state = mixture.add(state, k, items(ids + 1000 * k), td_errors=(1.0 + ids * (7 + k) % 13).astype(np.float32))
-    return mixture, state
-
-
-def test_each_source_draws_as_its_buffer_would():
+def test_each_source_draws_as_its_buffer_would_and_names_its_items():
     """With the samplers' own beta, as none is given."""
+    mixture, ids = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2), numbers(0, 6)
 
-    def draws():
-        mixture, state = pair()
-        keys = jax.random.split(jax.random.key(0), 2)
-        parts = [buffer.sample(state[k], keys[k], (4, 3)[k], max_age=4) for k, buffer in enumerate(mixture.buffers)]
-        parts = [dataclasses.replace(x, indices=2 * x.indices + k) for k, x in enumerate(parts)]
+    def run():
+        state, parts, looks = mixture.init(items(ids)), [], []
+        for k, buffer in enumerate(mixture.buffers):
+            errors = (1.0 + ids * (7 + k) % 13).astype(np.float32)
+            state = mixture.add(state, k, items(ids + 1000 * k), td_errors=errors)
+            part = buffer.sample(state[k], jax.random.split(jax.random.key(0), 2)[k], (4, 3)[k], max_age=4)
+            parts.append(dataclasses.replace(part, indices=2 * part.indices + k))
+        for k, buffer in enumerate(mixture.buffers):
+            own = buffer.newest(state[k], 8)
+            handles = mixture.handles(state, k, buffer.slots(state[k], own))
+            looks.append((own, handles, mixture.get(state, handles), buffer.get(state[k], own)))
         joined = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-        return mixture.sample(state, jax.random.key(0), 7, max_age=4), joined
+        return mixture.sample(state, jax.random.key(0), 7, max_age=4), joined, looks
 
-    drawn, joined = once(draws)
+    drawn, joined, looks = once(run)
     chex.assert_trees_all_equal(drawn, joined)
     assert drawn.age.max() < 4
+    for k, (own, handles, found, expected) in enumerate(looks):
+        assert handles.tolist() == [-1 if x < 0 else 2 * x + k for x in own.tolist()]
+        chex.assert_trees_all_equal(found, expected)
 
 
 DISTINCT = jr.Uniform(replacement=False)
@@ -207,19 +208,6 @@ def test_donation():
     state = partly.init(rows)
     partly.update(state, indices, np.ones(2))
     assert not state[0].storage["id"].is_deleted()
-
-
-def test_handles_of_slots_and_of_a_source_alone():
-    def look(k):
-        mixture, state = pair()
-        buffer = mixture.buffers[k]
-        own = buffer.newest(state[k], 8)
-        handles = mixture.handles(state, k, buffer.slots(state[k], own))
-        return own, handles, mixture.get(state, handles), buffer.get(state[k], own)
-
-    for k, (own, handles, found, expected) in enumerate(once(lambda: [look(0), look(1)])):
-        assert handles.tolist() == [-1 if x < 0 else 2 * x + k for x in own.tolist()]
-        chex.assert_trees_all_equal(found, expected)
 
 
 SMALL = REPLAY(capacity=4)

@@ -302,31 +302,27 @@ def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
 # --- the end -------------------------------------------------------------------------------------------------------
 
 
-def test_close_wakes_all():
-    shared = shared_replay(ratio=1)
+def test_close_wakes_all_and_then_it_is_only_read():
+    buffer, state = replay(donate=False)
+    shared, error = jr.Shared(buffer, state, min_size=5), ValueError("the end")
+    shared.add(batch())
     with thread(shared.sample, KEY, 4) as first, thread(shared.sample, KEY, 4) as second:
         assert waits(first)
-        shared.close()
+        shared.close(error)
         shared.close(ValueError("not the first"))
     for future in (first, second):
-        assert cause("sample: closed by thread MainThread", future.result) is None
+        assert cause("sample: closed by thread MainThread", future.result) is error
     calls = {"sample": (KEY, 4), "update": (np.zeros(1, int), np.zeros(1)), "add": (batch(),)}
     for name, given in (calls | {"set": (np.zeros(4, int), batch())}).items():
         rejects(name, getattr(shared, name), *given, error=jr.Closed)
     rejects("state", shared.state(drawn=1).__enter__, error=jr.Closed)
-    assert shared.closed
 
+    def assign():
+        with shared.state() as cell:
+            cell.state = buffer.add(cell.state, batch(4))
 
-def test_a_closed_one_is_only_read():
-    buffer, state = replay(donate=False)
-    shared = jr.Shared(buffer, state)
-    shared.add(batch())
-    shared.close(ValueError("the end"))
-    assert (shared.size(), stored(shared)) == (4, [*range(4)])
-    with pytest.raises(jr.Closed, match="state: closed") as caught, shared.state() as cell:
-        cell.state = buffer.add(cell.state, batch(4))
-    assert isinstance(caught.value.__cause__, ValueError)
-    assert stored(shared) == [*range(4)]
+    assert cause("state: closed", assign) is error
+    assert (shared.closed, shared.size(), stored(shared)) == (True, 4, [*range(4)])
 
 
 def test_a_thread_that_dies_ends_the_others():

@@ -13,6 +13,8 @@ from rollouts import at_once, empty, first, make_steps, of_sequences, one_by_one
 import jaxreplay as jr
 
 RATES = 0.15, 0.15, 0.1
+STEPS, TRACER = make_steps(np.random.default_rng(0), 4, 2), jr.NStep(n=3, gamma=0.9, num_envs=2)
+FIRST = first(STEPS)
 
 
 def by_start(batch, valid):
@@ -23,14 +25,12 @@ def by_start(batch, valid):
 
 
 def test_spec_is_what_add_emits():
-    steps = make_steps(seeds.rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
         tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, **arguments)
-        _, batch, _ = jax.eval_shape(tracer.add, empty(tracer, steps), **at(steps, 0))
-        for spec in (tracer.spec(**first(steps)), jax.eval_shape(tracer.spec, **first(steps))):
+        _, batch, _ = jax.eval_shape(tracer.add, empty(tracer, STEPS), **at(STEPS, 0))
+        for spec in (tracer.spec(**FIRST), jax.eval_shape(tracer.spec, **FIRST)):
             chex.assert_trees_all_equal_shapes_and_dtypes(spec, batch)
-    monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=2)
-    assert monte_carlo.spec(**first(steps)) == jr.NStep(n=3, gamma=0.9, num_envs=2).spec(**first(steps))
+    assert jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=2).spec(**FIRST) == TRACER.spec(**FIRST)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,8 @@ def test_coax_traces(flavour, every):
 
 
 def test_monte_carlo_is_n_step_with_n_max_length():
-    steps = make_steps(seeds.rng(1), 30, 2)
     tracers = jr.MonteCarlo(gamma=0.8, max_length=6, num_envs=2), jr.NStep(n=6, gamma=0.8, num_envs=2)
-    one, other = (one_by_one.lower(tracer, steps).as_text() for tracer in tracers)  # not compiled
+    one, other = (one_by_one.lower(tracer, STEPS).as_text() for tracer in tracers)  # not compiled
     assert one == other
 
 
@@ -81,8 +80,7 @@ def test_leaves_without_elements(next_action):
     """What has an axis of size 0, such as an observation of which nothing is kept. Nothing is run."""
     settings = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
     tracer = jr.NStep(**settings, num_envs=2)
-    steps = make_steps(seeds.rng(0), 5, 2)
-    steps |= {"s": np.zeros((5, 2, 0)), "a": np.zeros((5, 2, 4, 0), np.int32), "s_next": np.zeros((5, 2, 0))}
+    steps = STEPS | {"s": np.zeros((4, 2, 0)), "a": np.zeros((4, 2, 4, 0), np.int32), "s_next": np.zeros((4, 2, 0))}
 
     def check(emitted, rows):
         batch, valid = emitted
@@ -96,8 +94,8 @@ def test_leaves_without_elements(next_action):
     check(emitted, 2)
     check(jax.eval_shape(tracer.flush, state)[1:], 6)
     for flush in (False, True):
-        check(jax.eval_shape(lambda x, flush=flush: at_once(x, **settings, flush=flush), steps), 10 + 6 * flush)
-    check(jax.eval_shape(lambda x: of_sequences(x, **settings), turned(steps)), 2 * (5 - 3))
+        check(jax.eval_shape(lambda x, flush=flush: at_once(x, **settings, flush=flush), steps), 8 + 6 * flush)
+    check(jax.eval_shape(lambda x: of_sequences(x, **settings), turned(steps)), 2 * (4 - 3))
 
 
 @twins.strict()
@@ -138,7 +136,7 @@ def test_a_discount_that_is_mapped_gives_what_the_number_gives():
 
 def test_a_rollout_without_steps():
     """Emits nothing; where its end is flushed, rows as of an empty tracer."""
-    steps = jax.tree.map(lambda x: x[:0], make_steps(seeds.rng(0), 1, 2))
+    steps = jax.tree.map(lambda x: x[:0], STEPS)
     for next_action in (False, True):
         spec, _ = jax.eval_shape(lambda x, a=next_action: at_once(x, n=3, gamma=0.9, next_action=a), steps)
         assert (spec.batch_size, spec.S["x"].shape) == (0, (0, 2))
@@ -157,7 +155,7 @@ def test_wrong_settings():
     rejects("num_envs=2147483648: must be an integer from 1 to", jr.NStep, n=1, gamma=0.9, num_envs=2**31)
     rejects("max_length=0: must be an integer", jr.MonteCarlo, gamma=0.9, max_length=0)
     rejects("num_envs=0", jr.MonteCarlo, gamma=0.9, max_length=1, num_envs=0)
-    call = functools.partial(at_once, make_steps(np.random.default_rng(0), 5, 2))
+    call = functools.partial(at_once, STEPS)
     rejects("n=0", call, n=0, gamma=0.9)
     rejects(r"gamma=None: must be a number in \[0, 1\], or float\[num_envs\]", call, n=3, gamma=None)  # else NaN
     rejects("flush=1: must be True or False", call, n=3, gamma=0.9, flush=1)
@@ -166,11 +164,10 @@ def test_wrong_settings():
 
 
 def test_wrong_discounts_of_a_call():
-    steps = make_steps(seeds.rng(0), 1, 2)
     tracer = jr.NStep(n=2, gamma=None, num_envs=2)
-    state, spec, step = empty(tracer, steps), tracer.spec(**first(steps)), at(steps, 0)
+    state, step = empty(tracer, STEPS), at(STEPS, 0)
     emitted = jax.eval_shape(lambda: tracer.add(state, **step, gamma=0.9))[1]
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), spec)
+    chex.assert_trees_all_equal_shapes_and_dtypes(emitted, tracer.spec(**FIRST))
     for call in (functools.partial(tracer.add, state, **step), functools.partial(tracer.flush, state)):
         rejects(r"gamma=None: the tracer has none; pass one to each call", call)
         rejects(r"gamma: got float(32|64)\[3\], expected one number, .* or float(32|64)\[2\]", call, gamma=np.ones(3))
@@ -181,9 +178,7 @@ def test_wrong_discounts_of_a_call():
 
 @pytest.mark.versions
 def test_wrong_steps():
-    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
-    steps = make_steps(seeds.rng(0), 4, 2)
-    state, step = empty(tracer, steps), at(steps, 0)
+    state, step = empty(TRACER, STEPS), at(STEPS, 0)
     for name, x, message in (
         ("a", np.zeros(2, np.float32), r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"),
         ("r", np.zeros(3, np.float32), r"leaf \.r: leading axes \[3\] differ from \[2\]"),
@@ -191,13 +186,13 @@ def test_wrong_steps():
         ("mask", np.ones(3, bool), r"leaf \.mask: leading axes \[3\] differ from \[2\]"),
         ("mask", np.ones(2, np.int32), r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"),
     ):
-        rejects(message, tracer.add, state, **{**step, name: x})
-    rejects("num_envs=2: got a step of 4 rows; give num_envs=4", tracer.init, **first(make_steps(seeds.rng(0), 4, 4)))
+        rejects(message, TRACER.add, state, **{**step, name: x})
+    rejects("num_envs=2: got a step of 4 rows; give num_envs=4", TRACER.init, **first(make_steps(seeds.rng(0), 4, 4)))
     for name, x, message in (
         ("r", np.zeros((3, 2), np.float32), r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"),
         ("mask", np.ones((4, 2), np.int32), r"mask: got int32\[4, 2\], expected bool\[4, 2\]"),
     ):
-        rejects(message, at_once, {**steps, name: x}, n=3, gamma=0.9)
+        rejects(message, at_once, {**STEPS, name: x}, n=3, gamma=0.9)
     rejects(r"needs 2 leading axes", jr.n_step_transitions, *[np.zeros(3)] * 6, n=2, gamma=0.9)
 
 
@@ -237,11 +232,10 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
 
 @pytest.mark.versions
 def test_arguments_that_are_missing_are_named_with_the_call():
-    steps = make_steps(np.random.default_rng(0), 5, 2)
-    tracer, buffer = jr.NStep(n=3, gamma=0.9, num_envs=2), jr.ReplayBuffer(capacity=4)
-    one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
+    tracer, buffer = TRACER, jr.ReplayBuffer(capacity=4)
+    one = [FIRST[name] for name in ("s", "a", "r", "terminated", "truncated")]
     refused, both = functools.partial(rejects, error=TypeError), "terminated and truncated, not done"
-    refused(rf"NStep\.add\(\): s_next is missing.*{both}", tracer.add, empty(tracer, steps), *one)
+    refused(rf"NStep\.add\(\): s_next is missing.*{both}", tracer.add, empty(tracer, STEPS), *one)
     for function in (tracer.init, tracer.spec):
         refused(rf"NStep\.{function.__name__}\(\): s_next is missing.*{both}", function, *one)
     refused(rf"NStep\.add\(\): got done.*{both}", tracer.add, None, *one[:3], done=one[3], s_next=one[0])
@@ -257,15 +251,12 @@ def test_arguments_that_are_missing_are_named_with_the_call():
 @pytest.mark.versions
 def test_the_state_of_another_tracer_is_refused():
     """It would give windows of another length, or of nothing."""
-    steps = make_steps(np.random.default_rng(0), 5, 2)
-    one, tracer = first(steps), jr.NStep(n=3, gamma=0.9, num_envs=2)
-    stack_of_two = stack(*[tracer.init(**one)] * 2)
     for state, found in (
-        (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**one), r"one of \[2, 2\] steps"),
-        (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**one), r"one of \[4, 2\] steps"),
-        (stack_of_two, r"one of \[2, 3, 2\] steps"),
-        (jr.ReplayBuffer(capacity=4).init(one), "ReplayState"),
+        (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**FIRST), r"one of \[2, 2\] steps"),
+        (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**FIRST), r"one of \[4, 2\] steps"),
+        (stack(*[TRACER.init(**FIRST)] * 2), r"one of \[2, 3, 2\] steps"),
+        (jr.ReplayBuffer(capacity=4).init(FIRST), "ReplayState"),
         (None, "NoneType"),
     ):
-        for call in (lambda state=state: tracer.add(state, **one), lambda state=state: tracer.flush(state)):
+        for call in (lambda state=state: TRACER.add(state, **FIRST), lambda state=state: TRACER.flush(state)):
             rejects(rf"^state: got {found}, expected one of \[3, 2\] steps, from this", call)

@@ -203,9 +203,8 @@ def test_scores_of_rollouts():
     numbers, ends = rng.normal(size=(40, 12)).astype(np.float32), rng.random((40, 12)) < 0.1
     ends[:, 0] = False
     largest = rng.normal(size=12).astype(np.float32)
-    positive, found = jax.jit(
-        lambda x, ends, largest: (jr.scores.positive_value_loss(x, ends), jr.scores.max_monte_carlo(x, ends, largest))
-    )(numbers, ends, largest)
+    both = jax.jit(lambda x, ends, m: (jr.scores.positive_value_loss(x, ends), jr.scores.max_monte_carlo(x, ends, m)))
+    positive, found = both(numbers, ends, largest)
     np.testing.assert_allclose(positive, mean_of_episodes(np.maximum(numbers, 0), ends), rtol=1e-5)
     np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
     assert found.tolist()[0] == -np.inf

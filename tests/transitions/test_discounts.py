@@ -1,5 +1,7 @@
 """Discounts of each step, and one for each environment; the twin has the rest."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,17 +23,16 @@ def by_calls(steps, n, gamma=None):
     return one_by_one(jr.NStep(n=n, gamma=None, num_envs=3), steps, gamma)
 
 
-def by_rollout(steps, **arguments):
-    return at_once(steps, **arguments, flush=True)
-
-
 def by_sequences(steps, **arguments):
     return of_sequences(turned(steps), **arguments)
 
 
-def kept(batch, valid):
+def kept(call, steps, **arguments):
     """The transitions alone, on the host."""
-    return at(batch, np.asarray(valid))
+    return at(*jax.device_get(call(steps, **arguments)))
+
+
+by_rollout = functools.partial(at_once, flush=True)
 
 
 def same_bits(found, expected):
@@ -46,14 +47,14 @@ def test_equal_discounts_give_the_bits_of_a_gamma(call, n):
     """A product would round at each factor. A number's powers are rounded once, from float64."""
     steps = steps_of(40, 3)
     for gamma in np.float32([0.9, 0.997]):
-        expected = kept(*call(steps, n=n, gamma=jnp.float32(gamma)))
+        expected = kept(call, steps, n=n, gamma=jnp.float32(gamma))
         assert len(expected.Rn) > 60
         discounts = np.where(steps["mask"], gamma, np.float32(0.3))  # those of a window are alike
-        same_bits(kept(*call(steps | {"discount": discounts}, n=n)), expected)
-        same_bits(kept(*call(steps, n=n, gamma=np.full(3, gamma))), expected)
+        same_bits(kept(call, steps | {"discount": discounts}, n=n), expected)
+        same_bits(kept(call, steps, n=n, gamma=np.full(3, gamma)), expected)
     for gamma in (0.0, 0.5):  # the powers of these are exact
         discounts = np.full_like(steps["r"], gamma)
-        same_bits(*(kept(*x) for x in (call(steps | {"discount": discounts}, n=n), call(steps, n=n, gamma=gamma))))
+        same_bits(kept(call, steps | {"discount": discounts}, n=n), kept(call, steps, n=n, gamma=gamma))
 
 
 def test_equal_discounts_give_the_bits_of_a_gamma_where_a_short_ring_is_selected_from(monkeypatch):
@@ -70,7 +71,7 @@ def test_a_discount_out_of_range_is_clipped_as_a_gamma_is():
     run = jax.jit(lambda gamma: by_rollout(steps, n=5, gamma=gamma))
     for given in ((1.5, 1.0), (-0.5, 0.0)):
         discounts = [np.full_like(steps["r"], x) for x in given]
-        same_bits(*(kept(*by_rollout(steps | {"discount": x}, n=5)) for x in discounts))
+        same_bits(*(kept(by_rollout, steps | {"discount": x}, n=5) for x in discounts))
         same_bits(*(run(x[0]) for x in discounts))
 
 

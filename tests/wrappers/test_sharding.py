@@ -37,19 +37,15 @@ BUFFERS = {
 }
 
 
-def step(buffer, batch, state, x):
-    t, key = x
-    state = buffer.add(state, batch(t), **no_ends(buffer, batch(t)))
-    sample = buffer.sample(state, key, 16)
-    state = buffer.update(state, sample.indices, np.cos(np.arange(16, dtype=np.float32)) * (1.0 + t))
-    return state, sample
-
-
 def run(buffer, batch, key, state=None):
-    if state is None:
-        state = buffer.init(jax.eval_shape(batch, 0))
-    inputs = jnp.arange(6, dtype=jnp.int32), jax.random.split(key, 6)
-    return lax.scan(functools.partial(step, buffer, batch), state, inputs)
+    def step(state, x):
+        t, key = x
+        state = buffer.add(state, batch(t), **no_ends(buffer, batch(t)))
+        sample = buffer.sample(state, key, 16)
+        return buffer.update(state, sample.indices, np.cos(np.arange(16, dtype=np.float32)) * (1.0 + t)), sample
+
+    state = buffer.init(jax.eval_shape(batch, 0)) if state is None else state
+    return lax.scan(step, state, (jnp.arange(6, dtype=jnp.int32), jax.random.split(key, 6)))
 
 
 @pytest.mark.versions

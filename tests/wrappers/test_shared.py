@@ -429,7 +429,7 @@ def test_what_the_last_worker_added_is_drawn_before():
 
 
 END = """
-import contextlib, os, sys, threading, time, jax, numpy as np, jaxreplay as jr
+import atexit, contextlib, sys, threading, time, jax, numpy as np, jaxreplay as jr
 buffer, rows = jr.ReplayBuffer(capacity=8), np.zeros(4)
 waiting, free = (jr.Shared(buffer, buffer.init(rows), ratio=ratio) for ratio in (1, None))
 def add(shared):
@@ -447,7 +447,6 @@ for body, given in ((add, (waiting,)), (add, (free,)), (assign, ())):
 time.sleep(0.2)
 with free.state() as cell:
     jr.save(sys.argv[1], buffer, cell.state, wait=False)
-import atexit
 atexit.register(lambda: print("size", waiting.size(), "closed", waiting.closed))
 """
 

@@ -2,7 +2,6 @@ import dataclasses
 import fractions
 import functools
 import hashlib
-import itertools
 import math
 
 import chex
@@ -173,14 +172,8 @@ def run_dry(pools, env):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize(
-    ("ratios", "dry"),
-    [
-        ((2e39, 0.5e39, 1.5e39), 0),  # no float32
-        *map(rarely, itertools.product([None, (1, 0, 3)], [None, 0, 2])),
-        *(rarely(((2.0, 0.5, 1.5), dry)) for dry in (None, 2)),
-    ],
-)
+@pytest.mark.parametrize("dry", [0, *map(rarely, [None, 2])])
+@pytest.mark.parametrize("ratios", [(2e39, 0.5e39, 1.5e39), *(rarely((x,)) for x in (None, (1, 0, 3)))])  # no float32
 def test_law_of_the_draw(ratios, dry):
     pools = make((6, 20, 14), env_ratios=ratios)
     groups = (1, SOLVED), (7, FAILED), (30, SOLVED), (31, FAILED), (5, SOLVED), (9, MIXED)

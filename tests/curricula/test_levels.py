@@ -143,8 +143,7 @@ def test_law_of_the_draw(prioritization, temperature):
 
 def insert(levels, state, scores):
     """Levels 0, 1, ... with these scores, in a batch of 4, so that one program serves several numbers of levels."""
-    padded = np.append(scores, np.zeros(4 - len(scores)))
-    return levels.insert(state, np.arange(4), padded, mask=np.arange(4) < len(scores))
+    return levels.insert(state, np.arange(4), np.resize(scores, 4), mask=np.arange(4) < len(scores))
 
 
 def test_draws_when_all_scores_are_zero_and_none_is_stale():
@@ -219,8 +218,7 @@ def test_states_are_bound_and_measured():
     bound = jr.bind(levels, levels.init(level))
     bound, slots = bound.insert({"walls": np.ones((2, 3, 3), bool)}, np.array([0.5, 0.25]))
     assert slots.tolist() == [0, 1]
-    walls = np.asarray(levels.get(bound.state, np.array([1, 2]))["walls"])
-    assert walls.any(axis=(1, 2)).tolist() == [True, False]
+    assert levels.get(bound.state, np.array([1, 2]))["walls"].any(axis=(1, 2)).tolist() == [True, False]
     assert jr.memory(levels, level).total >= 4 * (9 + 8)
     numbers = jr.diagnostics(levels, bound.state)
     assert (float(numbers["filled"]), float(numbers["score"]), int(numbers["rejected"])) == (0.5, 0.375, 0)

@@ -236,8 +236,7 @@ def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypat
 def test_long_runs_with_a_new_seed(n, next_action, gamma, num_envs):
     discounts = {"discounts": True} if gamma == "discounts" else {"gamma": gamma}
     case = Case(n=n, num_envs=num_envs, next_action=next_action, record_extra_info=True, **discounts)
-    happened = random_run(case, 200, str(case), seed=seeds.fresh())
-    check_happened(happened, least(case), 200 * num_envs)
+    check_happened(random_run(case, 200, str(case), seed=seeds.fresh()), least(case), 200 * num_envs)
 
 
 @twins.strict()
@@ -298,8 +297,7 @@ OF_SEQUENCES = {  # in a hundred batches
 )
 def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n, discounts):
     case = Case(n=3, next_action=next_action, record_extra_info=True, discounts=discounts)
-    happened = random_sequences(case, max_n, 20, str(case), str(max_n))
-    check_happened(happened, least_of_rows(case), 20)
+    check_happened(random_sequences(case, max_n, 20, str(case), str(max_n)), least_of_rows(case), 20)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """A Mixture does in random operations what the twins of its sources do, each on its rows."""
 
+import itertools
+
 import crossings
 import pytest
 import seeds
@@ -37,11 +39,7 @@ def run(folder, name, program, seed=seeds.SEED, least=LEAST):
 
 @pytest.mark.parametrize(
     ("name", "program"),
-    [
-        ("shards", "joint max_age"),
-        ("sequences", "vmap"),
-        *map(rarely, [(name, program) for name in SOURCES for program in ("", "joint eager")]),
-    ],
+    [("shards", "joint max_age"), ("sequences", "vmap"), *map(rarely, itertools.product(SOURCES, ("", "joint eager")))],
 )
 def test_a_mixture_does_what_its_twin_does(tmp_path, name, program):
     run(tmp_path, name, program)

@@ -130,7 +130,7 @@ def random_run(case, num_segments, *names, seed=seeds.SEED):
             gammas = rng.choice(DISCOUNTS, [rng.choice([1, x]) for x in gammas.shape]).astype(np.float32)
             gammas = np.broadcast_to(gammas, (length + 1, case.num_envs))
         alike = bool(np.all(gammas == gammas[:, :1]))
-        happened["a discount per environment"] += not alike
+        happened["a discount per environment"] += (not alike) * case.num_envs
         given = [{"gamma": jnp.float32(x[0] if alike else x)} if case.gamma is None else {} for x in gammas]
         if state is None:
             state = tracer.init(**first(make_steps(rng, 1, case.num_envs, 0, case.discounts)))

@@ -197,7 +197,7 @@ def least(case):
         never |= {"truncated", "cut by the mask", "flushed"}
     found = {name: x for name, x in LEAST.items() if name not in never}
     found |= OF_DISCOUNTS if case.discounts and case.n > 1 else {}
-    found |= {"a discount per environment": 15} if case.gamma is None and case.num_envs > 1 else {}
+    found |= {"a discount per environment": 30} if case.gamma is None and case.num_envs > 1 else {}
     return found | ({"without a next action": 60} if case.next_action else {})
 
 

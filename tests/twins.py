@@ -90,7 +90,7 @@ def twin_shards(buffer, reservoir=oracles.keep_evenly, **names):
 def twin_of(buffer, state):
     """The twin of a buffer and its empty state, whose counters may be anywhere."""
     whole, period = unsharded(buffer), state.ring.period
-    shards = twin_shards(buffer, first=int(state.ring.inserted.reshape(-1)[0]), period=period)
+    shards = twin_shards(buffer, first=int(np.asarray(state.ring.inserted).reshape(-1)[0]), period=period)
     if isinstance(whole, jr.ReservoirBuffer):
         for shard, handles in zip(shards, np.asarray(state.handles).reshape(len(shards), -1), strict=True):
             shard.ring.count = int(np.asarray(state.count).reshape(-1)[1])

@@ -43,6 +43,22 @@ def test_types_are_stable_and_nothing_is_promoted(curriculum):
     assert types(new) == types(state)
 
 
+@pytest.mark.parametrize("donate", [True, False])
+def test_calls_are_in_place(donate):
+    groups, given = (np.arange(3), np.ones((3, 4))), (np.arange(4), np.ones(4))
+    pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, hard_threshold=0.1, donate=donate)
+    tasks, levels = jr.Tasks(num_tasks=3, donate=donate), jr.Levels(capacity=4, donate=donate)
+    for state, *calls in (
+        (pools.init(), (pools.update, *groups)),
+        (tasks.init(), (tasks.update, *groups)),
+        (levels.init(0), (levels.insert, *given), (levels.update, *given), (levels.sample, jax.random.key(0), 3)),
+    ):
+        for call, *arguments in calls:
+            after = call(state, *arguments)
+            assert any(x.is_deleted() for x in jax.tree.leaves(state)) == donate
+            state = after[0] if isinstance(after, tuple) else after
+
+
 OF_TASKS, OF_LEVELS = functools.partial(jr.Tasks, num_tasks=4), functools.partial(jr.Levels, capacity=4)
 
 

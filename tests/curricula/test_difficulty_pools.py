@@ -2,7 +2,6 @@ import dataclasses
 import fractions
 import functools
 import hashlib
-import itertools
 import math
 
 import chex
@@ -62,14 +61,9 @@ def update(pools, state, *groups):
 
 
 def make(tasks_per_env=(10,), easy=0.9, hard=0.1, caps=(0.5, 0.4), **settings):
-    return jr.DifficultyPools(
-        tasks_per_env=tasks_per_env,
-        easy_threshold=easy,
-        hard_threshold=hard,
-        max_easy_pool_fraction=caps[0],
-        max_hard_pool_fraction=caps[1],
-        **settings,
-    )
+    thresholds = {"easy_threshold": easy, "hard_threshold": hard}
+    fractions = {"max_easy_pool_fraction": caps[0], "max_hard_pool_fraction": caps[1]}
+    return jr.DifficultyPools(tasks_per_env=tasks_per_env, **thresholds, **fractions, **settings)
 
 
 @pytest.mark.parametrize("case", [CASES[0], *map(rarely, CASES[1:])])
@@ -122,20 +116,6 @@ def test_scans_under_vmap_equal_eager_updates():
         chex.assert_trees_all_equal(at(results(EAGER, pools.init(), step, [one]), 0), at(scanned, lane))
 
 
-def test_nothing_recompiles_and_an_update_is_in_place():
-    pools, groups = make((5, 9)), (np.arange(2), np.ones((2, 2)))
-    jax.block_until_ready(pools.sample(pools.update(pools.init(), *groups)[0], jax.random.key(0), 3))
-    state, kept, key = pools.init(), pools.init(), jax.random.key(1)
-    with compilations() as compiled:
-        new, _ = make([5, 9]).update(state, *groups)  # an equal configuration
-        pools.sample(new, key, 3)
-    assert compiled == []
-    assert state.pool.is_deleted()
-    make((5, 9), donate=False).update(kept, *groups)
-    assert not kept.pool.is_deleted()
-    assert hash(pools) == hash(make([5, 9]))
-
-
 def test_metrics_saturate():
     pools, full = make((10,), 0.9, None), np.full((1, 3), 2**31 - 3, np.int32)
     state = dataclasses.replace(pools.init(), groups=full, rollouts=full)
@@ -178,9 +158,7 @@ def test_caps_are_floors_in_float64():
         assert [easy for easy, _ in caps] == [math.floor(count * fraction) for count in counts]
         assert {hard for _, hard in caps} == {0}
         assert [hard for _, hard in make(counts, caps=(0.0, fraction)).caps] == [easy for easy, _ in caps]
-    assert make((100,), caps=(0.29, 0.0)).caps == ((28, 0),)
     assert make((6,), caps=(1 / 6, np.nextafter(5 / 6, 0))).caps == ((1, 4),)
-    assert make((1,)).caps == ((0, 0),)
     rng = seeds.rng("caps")
     for size in range(1, 500):  # a task is left for normal
         assert sum(make((size,), caps=fractions_at_the_edge(rng, size)).caps[0]) < size
@@ -194,14 +172,8 @@ def run_dry(pools, env):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize(
-    ("ratios", "dry"),
-    [
-        ((2e39, 0.5e39, 1.5e39), 0),  # no float32
-        *map(rarely, itertools.product([None, (1, 0, 3)], [None, 0, 2])),
-        *(rarely(((2.0, 0.5, 1.5), dry)) for dry in (None, 2)),
-    ],
-)
+@pytest.mark.parametrize("dry", [0, *map(rarely, [None, 2])])
+@pytest.mark.parametrize("ratios", [(2e39, 0.5e39, 1.5e39), *(rarely((x,)) for x in (None, (1, 0, 3)))])  # no float32
 def test_law_of_the_draw(ratios, dry):
     pools = make((6, 20, 14), env_ratios=ratios)
     groups = (1, SOLVED), (7, FAILED), (30, SOLVED), (31, FAILED), (5, SOLVED), (9, MIXED)
@@ -266,19 +238,21 @@ def test_no_tasks_at_all():
     lists(pools, state)
 
 
-def test_eager_updates_are_padded_to_powers_of_two():
+def test_eager_updates_are_padded_to_powers_of_two_and_nothing_recompiles():
     """So a program serves many numbers of groups and rollouts, given by the host or by the device."""
-    rng = seeds.rng(0)
-    pools = make((40,), donate=False)
+    rng, key, (pools, equal) = seeds.rng(0), jax.random.key(0), (make(x, donate=False) for x in ((40,), [40]))
+    assert hash(pools) == hash(equal)
     state, _ = pools.update(pools.init(), np.arange(5), np.ones((5, 3)))
+    jax.block_until_ready(pools.sample(state, key, 3))
 
     def update(state, tasks, rewards, mask):
-        return pools.update(state, tasks, rewards, mask=mask)
+        return equal.update(state, tasks, rewards, mask=mask)
 
     for tasks, rollouts in [(5, 4), (7, 3)]:
         groups = rng.integers(0, 40, tasks), rng.integers(0, 2, (tasks, rollouts)) * 1.0, rng.random(tasks) < 0.8
         with compilations() as compiled:
             expected = jax.block_until_ready(update(state, *groups))
+            equal.sample(expected[0], key, 3)
         assert len(compiled) <= (tasks != 5)  # which of the groups were kept
     groups = jax.tree.map(jnp.asarray, groups)
     with compilations() as compiled:
@@ -297,14 +271,12 @@ def test_recycle_draws_all_members_alike():
     returned = np.asarray(pool)[:, :10] == 0
     assert np.all(returned.sum(axis=1) == 3)
     # Without replacement the counts are less spread than a multinomial's, by (10 - 3) / (10 - 1).
-    statistic = np.sum((returned.sum(axis=0) - 1200.0) ** 2 / 1200) / (7 / 9)
-    assert 1e-4 < stats.chi2.sf(statistic, 9) < 1 - 1e-4
+    assert 1e-4 < stats.chi2.sf(np.sum((returned.sum(axis=0) - 1200.0) ** 2 / 1200) / (7 / 9), 9) < 1 - 1e-4
 
 
 def test_task_keys():
     task = {"prompt": [{"role": "user", "content": "1 + 1"}], "env": "sums", "answer": 2, "id": 7}
-    digest = hashlib.sha256(b'["sums", 2]').hexdigest()
-    assert jr.task_key(task, ("env", "answer")) == digest
+    assert jr.task_key(task, ("env", "answer")) == hashlib.sha256(b'["sums", 2]').hexdigest()
     moved = task | {"id": 8, "prompt": [{"content": "1 + 1", "role": "user"}]}
     assert jr.task_key(task, ("env", "prompt")) == jr.task_key(moved, ("env", "prompt"))
     assert jr.task_key(task, ("env", "id")) != jr.task_key(moved, ("env", "id"))

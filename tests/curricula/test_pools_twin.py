@@ -138,14 +138,10 @@ def random_run(num_operations, seed=seeds.SEED):
         assert expected.keys() <= metrics.keys()
         for name, value in metrics.items():
             np.testing.assert_allclose(value, expected.get(name, 0), atol=1e-6, err_msg=name)
-        check_draw(twin, pools.sample(state, jax.random.key(number), 16))
+        tasks, ok = pools.sample(state, jax.random.key(number), 16)
+        assert ok
+        assert {*tasks.tolist()} <= {task for env in twin.pools for task in env["normal"]}
     return happened
-
-
-def check_draw(twin, drawn):
-    tasks, ok = drawn
-    assert ok
-    assert {*tasks.tolist()} <= {task for env in twin.pools for task in env["normal"]}
 
 
 LEAST = {  # in a hundred operations

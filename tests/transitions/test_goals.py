@@ -70,17 +70,13 @@ def test_goals_may_lie_anywhere_and_seeds_be_mapped():
     seen = Observation(rows["achieved_goal"], {"x": {"y": rows["desired_goal"]}})
     nested = {"obs": seen, "reward": rows["reward"].astype(np.float16)}
 
+    names = {"achieved": ("obs", "achieved"), "goal": ("obs", "goal", "x")}
+
+    def own(achieved, goal):
+        return reward(achieved, goal["y"])
+
     def relabel(seed):
-        found, _ = jr.hindsight(
-            jax.random.key(seed),
-            nested,
-            {"y": goals},
-            lambda achieved, goal: reward(achieved, goal["y"]),
-            share=jnp.float32(0.5),
-            achieved=("obs", "achieved"),
-            goal=("obs", "goal", "x"),
-        )
-        return found
+        return jr.hindsight(jax.random.key(seed), nested, {"y": goals}, own, share=jnp.float32(0.5), **names)[0]
 
     mapped = jax.device_get(jax.jit(jax.vmap(relabel))(np.arange(2)))
     for k in range(2):

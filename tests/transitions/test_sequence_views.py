@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,43 +11,23 @@ import pytest
 import seeds
 from helpers import at, compilations, rarely, rejects
 from jax import lax
+from rollouts import make_rows, of_sequences
 
 import jaxreplay as jr
 
 GAMMA = 0.97
+RATES = 0.1, 0.1, 0.1
 MAX_N = 5
+assert_same = functools.partial(chex.assert_trees_all_close, rtol=2e-6, atol=1e-6)
 
 
-def drawn_sequences(seed, batch_size, length):
-    """Random rows [B, L], with one for the final observation behind every end, as arguments by name."""
-    rng = seeds.rng(seed)
-    shape = (batch_size, length)
-    ends, mask = rng.random((2, *shape)) < 0.1, rng.random(shape) < 0.9
-    mask[:, 1:] &= ~ends.any(axis=0)[:, :-1]
-    return {
-        "S": rng.normal(size=(*shape, 2)).astype(np.float32),
-        "A": rng.integers(0, 5, shape, np.int32),
-        "R": rng.normal(size=shape).astype(np.float32),
-        "terminated": ends[0] & mask,
-        "truncated": ends[1] & mask & ~ends[0],
-        "mask": mask,
-        "logP": -rng.random(shape).astype(np.float32),
-    }
-
-
-def annealed(steps, n, gamma, max_n=MAX_N):
-    settings = {"next_action": True, "record_extra_info": True}
-    return jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=max_n, **settings)
-
-
-def assert_same(found, expected):
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-6, atol=1e-6)
+def annealed(rows, n, gamma):
+    return of_sequences(rows, n=n, gamma=gamma, max_n=MAX_N, next_action=True, record_extra_info=True)
 
 
 def test_n_and_gamma_are_annealed_in_a_scan_and_differ_between_seeds():
     """n from 5 to 1 and gamma from 0.97 to 0.997, in one program, as in eager calls, which share one too."""
-    steps, ns = drawn_sequences(1, 8, 7), np.arange(MAX_N, 0, -1, dtype=np.int32)
+    steps, ns = make_rows(seeds.rng(1), 8, 7, rates=RATES), np.arange(MAX_N, 0, -1, dtype=np.int32)
     gammas = 1 - np.geomspace(0.03, 0.003, MAX_N).astype(np.float32)
     scan = jax.jit(lambda *xs: lax.scan(lambda _, x: (None, annealed(steps, *x)), None, xs)[1])
     scanned, mapped = scan(ns, gammas), jax.jit(jax.vmap(lambda *x: annealed(steps, *x)))(ns, gammas)
@@ -63,8 +44,7 @@ def test_n_and_gamma_are_annealed_in_a_scan_and_differ_between_seeds():
 
 @pytest.mark.parametrize("dtype", [np.int8, *map(rarely, [np.int32, np.uint8])])
 def test_a_traced_n_out_of_range_is_clipped(dtype):
-    steps = drawn_sequences(3, 4, 7)
-    run = jax.jit(functools.partial(annealed, steps))
+    run = jax.jit(functools.partial(annealed, make_rows(seeds.rng(3), 4, 7, rates=RATES)))
     half = np.float32(0.5)
     for n, kept in ((0, 1), (-7, 1), (MAX_N + 1, MAX_N), (127, MAX_N)):
         if n >= 0 or dtype != np.uint8:
@@ -119,27 +99,21 @@ def test_wrong_arguments_of_sequence_transitions():
 def test_sequence_priority():
     td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
     mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
-    priority = jr.sequence_priority(td_errors, mask)
+    priority = jr.sequence_priority
 
     @jax.jit
     def traced(x, mask):
-        return (
-            jr.sequence_priority([[1.0, -2.0]], [[False, True]]),  # largest and mean are one
-            jr.sequence_priority(x[:1]),
-            jr.sequence_priority(x),
-            jr.sequence_priority(x, mask, eta=0.0),
-            jr.sequence_priority(x, mask, eta=1.0),
-            jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(x, mask),
-        )
+        by_row = jax.vmap(lambda x, m: priority(x[None], m[None])[0])(x, mask)
+        means, largest = priority(x, mask, eta=0.0), priority(x, mask, eta=1.0)
+        return by_row, means, largest, priority(x[:1]), priority([[1.0, -2.0]], [[False, True]]), priority(x)
 
-    of_one, without_mask, with_nan, means, largest, by_row = jax.device_get(traced(td_errors, mask))
-    assert of_one.tolist() == [2.0]
-    np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(without_mask, [2.9], rtol=1e-6)
-    np.testing.assert_allclose(means, [2.0, 2.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(largest, [3.0, 4.0, 0.0], rtol=1e-6)
+    *found, with_nan = jax.device_get(traced(td_errors, mask))
+    expected = [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], [2.0, 2.0, 0.0], [3.0, 4.0, 0.0], [2.9], [2.0]
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+    assert found[-1] == 2.0  # its largest and mean are one
     assert not np.isfinite(with_nan[1])  # which the sampler refuses
-    np.testing.assert_array_equal(by_row, priority)
+    np.testing.assert_array_equal(found[0], priority(td_errors, mask))
 
 
 def test_split_burn_in():

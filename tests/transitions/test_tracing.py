@@ -8,37 +8,13 @@ import pytest
 import seeds
 import twins
 from helpers import at, cases, rarely, rejects, stack
-from jax import lax
+from rollouts import at_once, empty, first, make_steps, of_sequences, one_by_one, traced, turned
 
 import jaxreplay as jr
 
-
-def rollout(rng, length, num_envs, end_rate=0.15, gap_rate=0.0):
-    """Random steps of auto-resetting environments; observations are unique, so that a mix-up shows."""
-    shape = (length, num_envs)
-    terminated, truncated = rng.random(shape) < end_rate, rng.random(shape) < end_rate
-    ids = np.arange(length * num_envs, dtype=np.float32).reshape(shape)
-    return {
-        "s": {"x": np.stack([ids, -ids], -1)},
-        "a": ids.astype(np.int32),
-        "r": rng.standard_normal(shape).astype(np.float32),
-        "terminated": terminated,
-        "truncated": truncated,
-        "s_next": {"x": np.stack([ids + 0.5, -ids], -1)},  # also at an episode's end: no reset observation
-        "logp": -rng.random(shape).astype(np.float32),
-        "w": rng.random(shape).astype(np.float32) + 0.5,
-        "mask": rng.random(shape) >= gap_rate,
-    }
-
-
-def first(steps):
-    """What `init` wants to know of a rollout."""
-    return {name: jax.tree.map(lambda x: x[0], leaf) for name, leaf in steps.items() if name != "mask"}
-
-
-def empty(tracer, steps):
-    """A state of NumPy arrays, where only an error is looked at: nothing is compiled."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: tracer.init(**first(steps))))
+RATES = 0.15, 0.15, 0.1
+STEPS, TRACER = make_steps(np.random.default_rng(0), 4, 2), jr.NStep(n=3, gamma=0.9, num_envs=2)
+FIRST = first(STEPS)
 
 
 def by_start(batch, valid):
@@ -48,51 +24,20 @@ def by_start(batch, valid):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
 
-def traced(tracer, steps, **discount):
-    """By `add` in a scan, and `flush`."""
-
-    def step(state, x):
-        state, *emitted = tracer.add(state, **x, **discount)
-        return state, emitted
-
-    state, emitted = lax.scan(step, tracer.init(**first(steps)), steps)
-    rest = [*tracer.flush(state, **discount)[1:]]
-    return jax.tree.map(lambda x, y: jnp.concatenate([x.reshape(-1, *x.shape[2:]), y]), emitted, rest)
-
-
-one_by_one = jax.jit(traced, static_argnums=0)
-
-
-def at_once(steps, **arguments):
-    names = ("s", "a", "r", "terminated", "truncated", "s_next")
-    leaves = [steps[name] for name in names]
-    return jr.n_step_transitions(*leaves, logP=steps["logp"], W=steps["w"], mask=steps["mask"], **arguments)
-
-
 def test_spec_is_what_add_emits():
-    steps = rollout(seeds.rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
         tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, **arguments)
-        _, batch, _ = jax.eval_shape(tracer.add, empty(tracer, steps), **at(steps, 0))
-        for spec in (tracer.spec(**first(steps)), jax.eval_shape(tracer.spec, **first(steps))):
-            assert jax.tree.structure(spec) == jax.tree.structure(batch)
-            for a, b in zip(jax.tree.leaves(spec), jax.tree.leaves(batch), strict=True):
-                assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=2)
-    assert monte_carlo.spec(**first(steps)) == jr.NStep(n=3, gamma=0.9, num_envs=2).spec(**first(steps))
+        _, batch, _ = jax.eval_shape(tracer.add, empty(tracer, STEPS), **at(STEPS, 0))
+        for spec in (tracer.spec(**FIRST), jax.eval_shape(tracer.spec, **FIRST)):
+            chex.assert_trees_all_equal_shapes_and_dtypes(spec, batch)
+    assert jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=2).spec(**FIRST) == TRACER.spec(**FIRST)
 
 
 @pytest.mark.parametrize(
-    ("flavour", "every"),
-    [
-        ("nstep", slice(0, None, 4)),
-        ("monte_carlo", slice(1, None, 5)),
-        rarely(("nstep", slice(None))),
-        rarely(("monte_carlo", slice(None))),
-    ],
+    ("flavour", "every"), [("nstep", 4), ("monte_carlo", 5), rarely(("nstep", 1)), rarely(("monte_carlo", 1))]
 )
 def test_coax_traces(flavour, every):
-    for case in cases("coax_tracing")[every]:
+    for case in cases("coax_tracing")[::every]:
         gamma, n = case["gamma"], case["n"]
         columns = {k: np.array([step[k] for step in case["steps"]])[:, None] for k in case["steps"][0]}
         done = columns.pop("done")
@@ -101,8 +46,7 @@ def test_coax_traces(flavour, every):
         tracer = jr.NStep(n=n, gamma=gamma, next_action=True)
         if flavour == "monte_carlo":
             tracer = jr.MonteCarlo(gamma=gamma, max_length=len(case["steps"]))
-        batch, valid = jax.device_get(one_by_one(tracer, steps))
-        batch = jax.tree.map(lambda leaf, valid=valid: np.asarray(leaf)[valid], batch)
+        batch = at(*jax.device_get(one_by_one(tracer, steps)))  # the transitions alone
         traced = case[flavour]
         assert batch.batch_size == len(traced)
         if flavour == "monte_carlo":
@@ -114,9 +58,8 @@ def test_coax_traces(flavour, every):
 
 
 def test_monte_carlo_is_n_step_with_n_max_length():
-    steps = rollout(seeds.rng(1), 30, 2)
     tracers = jr.MonteCarlo(gamma=0.8, max_length=6, num_envs=2), jr.NStep(n=6, gamma=0.8, num_envs=2)
-    one, other = (one_by_one.lower(tracer, steps).as_text() for tracer in tracers)  # not compiled
+    one, other = (one_by_one.lower(tracer, STEPS).as_text() for tracer in tracers)  # not compiled
     assert one == other
 
 
@@ -132,19 +75,12 @@ def test_rewards_of_any_number_type_and_flags_as_numbers(dtype):
     assert batch.Rn.dtype == batch.In.dtype == jnp.float32
 
 
-def of_sequences(steps):
-    leaves = [steps[name] for name in ("s", "a", "r", "terminated", "truncated")]
-    rest = {"logP": steps["logp"], "W": steps["w"], "mask": steps["mask"]}
-    return jr.sequence_transitions(*leaves, **rest, n=2, gamma=0.9)
-
-
 @pytest.mark.parametrize("next_action", [True, rarely(False)])
 def test_leaves_without_elements(next_action):
     """What has an axis of size 0, such as an observation of which nothing is kept. Nothing is run."""
     settings = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
     tracer = jr.NStep(**settings, num_envs=2)
-    steps = rollout(seeds.rng(0), 5, 2)
-    steps |= {"s": np.zeros((5, 2, 0)), "a": np.zeros((5, 2, 4, 0), np.int32), "s_next": np.zeros((5, 2, 0))}
+    steps = STEPS | {"s": np.zeros((4, 2, 0)), "a": np.zeros((4, 2, 4, 0), np.int32), "s_next": np.zeros((4, 2, 0))}
 
     def check(emitted, rows):
         batch, valid = emitted
@@ -158,16 +94,15 @@ def test_leaves_without_elements(next_action):
     check(emitted, 2)
     check(jax.eval_shape(tracer.flush, state)[1:], 6)
     for flush in (False, True):
-        check(jax.eval_shape(lambda x, flush=flush: at_once(x, **settings, flush=flush), steps), 10 + 6 * flush)
-    sequences = jax.tree.map(lambda x: x.swapaxes(0, 1), [steps[k] for k in ("s", "a", "r", "terminated", "truncated")])
-    check(jax.eval_shape(lambda x: jr.sequence_transitions(*x, **settings), sequences), 2 * (5 - 3))
+        check(jax.eval_shape(lambda x, flush=flush: at_once(x, **settings, flush=flush), steps), 8 + 6 * flush)
+    check(jax.eval_shape(lambda x: of_sequences(x, **settings), turned(steps)), 2 * (4 - 3))
 
 
 @twins.strict()
 @pytest.mark.parametrize("next_action", [True, rarely(False)])
 def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
     """Each start's transition is the one that the number gives; what a smaller n need not wait for is not truncated."""
-    steps, max_n = rollout(seeds.rng(3), 12, 3, gap_rate=0.1), 4
+    steps, max_n = make_steps(seeds.rng(3), 12, 3, rates=RATES), 4
     settings = {"next_action": next_action, "flush": True}
     run = jax.jit(lambda n, gamma: at_once(steps, n=n, gamma=gamma, max_n=max_n, **settings))
     for types in ((np.int64(3), np.float16(0.9)), (np.uint8(3), 0.9)):
@@ -181,28 +116,27 @@ def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("make", [lambda **x: jr.NStep(n=3, **x), rarely(lambda **x: jr.MonteCarlo(max_length=3, **x))])
-def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
+def test_a_discount_that_is_mapped_gives_what_the_number_gives():
     """Of the calls and of a whole rollout, in one program, as where an agent's gamma is a leaf of a pytree."""
-    gammas, steps = np.array([0.0, 0.9], np.float32), rollout(seeds.rng(6), 9, 2, gap_rate=0.1)
+    gammas, steps = np.array([0.0, 0.9], np.float32), make_steps(seeds.rng(6), 9, 2, rates=RATES)
+    make = functools.partial(jr.NStep, n=3, num_envs=2)
 
     @jax.jit
     @jax.vmap
     def mapped(gamma):
-        return traced(make(gamma=None, num_envs=2), steps, gamma=gamma), [*at_once(steps, n=3, gamma=gamma, flush=True)]
+        return traced(make(gamma=None), steps, gamma=gamma), [*at_once(steps, n=3, gamma=gamma, flush=True)]
 
-    each = jax.jit(lambda: [traced(make(gamma=gamma, num_envs=2), steps) for gamma in gammas])
+    each = jax.jit(lambda: [traced(make(gamma=gamma), steps) for gamma in gammas])
     found, expected = jax.device_get((mapped(gammas), each()))
     for k, (like, like_valid) in enumerate(expected):
         for batch, valid in at(found, k):
             np.testing.assert_array_equal(valid, like_valid)
-            for x, y in zip(jax.tree.leaves(batch), jax.tree.leaves(like), strict=True):
-                np.testing.assert_allclose(x[valid], y[valid], rtol=1e-6, atol=1e-7)
+            chex.assert_trees_all_close(at(batch, valid), at(like, valid), rtol=1e-6, atol=1e-7)
 
 
 def test_a_rollout_without_steps():
     """Emits nothing; where its end is flushed, rows as of an empty tracer."""
-    steps = jax.tree.map(lambda x: x[:0], rollout(seeds.rng(0), 1, 2))
+    steps = jax.tree.map(lambda x: x[:0], STEPS)
     for next_action in (False, True):
         spec, _ = jax.eval_shape(lambda x, a=next_action: at_once(x, n=3, gamma=0.9, next_action=a), steps)
         assert (spec.batch_size, spec.S["x"].shape) == (0, (0, 2))
@@ -221,7 +155,7 @@ def test_wrong_settings():
     rejects("num_envs=2147483648: must be an integer from 1 to", jr.NStep, n=1, gamma=0.9, num_envs=2**31)
     rejects("max_length=0: must be an integer", jr.MonteCarlo, gamma=0.9, max_length=0)
     rejects("num_envs=0", jr.MonteCarlo, gamma=0.9, max_length=1, num_envs=0)
-    call = functools.partial(at_once, rollout(np.random.default_rng(0), 5, 2))
+    call = functools.partial(at_once, STEPS)
     rejects("n=0", call, n=0, gamma=0.9)
     rejects(r"gamma=None: must be a number in \[0, 1\], or float\[num_envs\]", call, n=3, gamma=None)  # else NaN
     rejects("flush=1: must be True or False", call, n=3, gamma=0.9, flush=1)
@@ -230,11 +164,10 @@ def test_wrong_settings():
 
 
 def test_wrong_discounts_of_a_call():
-    steps = rollout(seeds.rng(0), 1, 2)
     tracer = jr.NStep(n=2, gamma=None, num_envs=2)
-    state, spec, step = empty(tracer, steps), tracer.spec(**first(steps)), at(steps, 0)
+    state, step = empty(tracer, STEPS), at(STEPS, 0)
     emitted = jax.eval_shape(lambda: tracer.add(state, **step, gamma=0.9))[1]
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), spec)
+    chex.assert_trees_all_equal_shapes_and_dtypes(emitted, tracer.spec(**FIRST))
     for call in (functools.partial(tracer.add, state, **step), functools.partial(tracer.flush, state)):
         rejects(r"gamma=None: the tracer has none; pass one to each call", call)
         rejects(r"gamma: got float(32|64)\[3\], expected one number, .* or float(32|64)\[2\]", call, gamma=np.ones(3))
@@ -245,9 +178,7 @@ def test_wrong_discounts_of_a_call():
 
 @pytest.mark.versions
 def test_wrong_steps():
-    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
-    steps = rollout(seeds.rng(0), 4, 2)
-    state, step = empty(tracer, steps), at(steps, 0)
+    state, step = empty(TRACER, STEPS), at(STEPS, 0)
     for name, x, message in (
         ("a", np.zeros(2, np.float32), r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"),
         ("r", np.zeros(3, np.float32), r"leaf \.r: leading axes \[3\] differ from \[2\]"),
@@ -255,13 +186,13 @@ def test_wrong_steps():
         ("mask", np.ones(3, bool), r"leaf \.mask: leading axes \[3\] differ from \[2\]"),
         ("mask", np.ones(2, np.int32), r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"),
     ):
-        rejects(message, tracer.add, state, **{**step, name: x})
-    rejects("num_envs=2: got a step of 4 rows; give num_envs=4", tracer.init, **first(rollout(seeds.rng(0), 4, 4)))
+        rejects(message, TRACER.add, state, **{**step, name: x})
+    rejects("num_envs=2: got a step of 4 rows; give num_envs=4", TRACER.init, **first(make_steps(seeds.rng(0), 4, 4)))
     for name, x, message in (
         ("r", np.zeros((3, 2), np.float32), r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"),
         ("mask", np.ones((4, 2), np.int32), r"mask: got int32\[4, 2\], expected bool\[4, 2\]"),
     ):
-        rejects(message, at_once, {**steps, name: x}, n=3, gamma=0.9)
+        rejects(message, at_once, {**STEPS, name: x}, n=3, gamma=0.9)
     rejects(r"needs 2 leading axes", jr.n_step_transitions, *[np.zeros(3)] * 6, n=2, gamma=0.9)
 
 
@@ -281,7 +212,7 @@ WRONG = {  # what is no number and no flag a step: as it is named, what makes it
 @pytest.mark.parametrize("name", ["r", "terminated", "truncated", *OPTIONAL])
 def test_one_number_and_one_flag_a_step(name, length, num_envs):
     """Else the call names it as its argument, also where further axes would be broadcast. Nothing is run."""
-    steps = rollout(seeds.rng(0), length, num_envs)
+    steps = make_steps(seeds.rng(0), length, num_envs)
     kind = "flag" if steps[name].dtype == bool else "(real )?number"
     tracers = jr.NStep(n=3, gamma=0.9, num_envs=num_envs), jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=num_envs)
     state, upper = empty(tracers[0], steps), {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
@@ -295,17 +226,16 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
             for function in (tracer.init, tracer.spec) if name != "mask" else ():
                 rejects(message, function, **{name: x for name, x in one.items() if name != "mask"})
         message = rf"^{upper}: got {found}, expected (\[{length}, {num_envs}\], )?one {kind} per step{remedy}"
-        for function in (functools.partial(at_once, n=3, gamma=0.9), of_sequences):
-            rejects(message, jax.eval_shape, function, many)
+        for function in (at_once, of_sequences):
+            rejects(message, jax.eval_shape, functools.partial(function, n=2, gamma=0.9), many)
 
 
 @pytest.mark.versions
 def test_arguments_that_are_missing_are_named_with_the_call():
-    steps = rollout(np.random.default_rng(0), 5, 2)
-    tracer, buffer = jr.NStep(n=3, gamma=0.9, num_envs=2), jr.ReplayBuffer(capacity=4)
-    one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
+    tracer, buffer = TRACER, jr.ReplayBuffer(capacity=4)
+    one = [FIRST[name] for name in ("s", "a", "r", "terminated", "truncated")]
     refused, both = functools.partial(rejects, error=TypeError), "terminated and truncated, not done"
-    refused(rf"NStep\.add\(\): s_next is missing.*{both}", tracer.add, empty(tracer, steps), *one)
+    refused(rf"NStep\.add\(\): s_next is missing.*{both}", tracer.add, empty(tracer, STEPS), *one)
     for function in (tracer.init, tracer.spec):
         refused(rf"NStep\.{function.__name__}\(\): s_next is missing.*{both}", function, *one)
     refused(rf"NStep\.add\(\): got done.*{both}", tracer.add, None, *one[:3], done=one[3], s_next=one[0])
@@ -321,15 +251,12 @@ def test_arguments_that_are_missing_are_named_with_the_call():
 @pytest.mark.versions
 def test_the_state_of_another_tracer_is_refused():
     """It would give windows of another length, or of nothing."""
-    steps = rollout(np.random.default_rng(0), 5, 2)
-    one, tracer = first(steps), jr.NStep(n=3, gamma=0.9, num_envs=2)
-    stack_of_two = stack(*[tracer.init(**one)] * 2)
     for state, found in (
-        (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**one), r"one of \[2, 2\] steps"),
-        (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**one), r"one of \[4, 2\] steps"),
-        (stack_of_two, r"one of \[2, 3, 2\] steps"),
-        (jr.ReplayBuffer(capacity=4).init(one), "ReplayState"),
+        (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**FIRST), r"one of \[2, 2\] steps"),
+        (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**FIRST), r"one of \[4, 2\] steps"),
+        (stack(*[TRACER.init(**FIRST)] * 2), r"one of \[2, 3, 2\] steps"),
+        (jr.ReplayBuffer(capacity=4).init(FIRST), "ReplayState"),
         (None, "NoneType"),
     ):
-        for call in (lambda state=state: tracer.add(state, **one), lambda state=state: tracer.flush(state)):
+        for call in (lambda state=state: TRACER.add(state, **FIRST), lambda state=state: TRACER.flush(state)):
             rejects(rf"^state: got {found}, expected one of \[3, 2\] steps, from this", call)

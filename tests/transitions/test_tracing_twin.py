@@ -11,13 +11,12 @@ import pytest
 import seeds
 import twins
 from helpers import at, check_happened, rarely, run_once
+from rollouts import DISCOUNTS, at_once, first, make_rows, make_steps, of_sequences
 
 import jaxreplay as jr
 from jaxreplay.transitions import _windows
 
 FLAGS = ("r", "terminated", "truncated", "mask")
-DISCOUNTS = (0.0, 0.5, 0.97, 1.0)
-ARGUMENTS = ("s", "a", "r", "terminated", "truncated", "s_next")
 WHOLE = (0, 6, 11)  # lengths of segments that are also traced at once
 
 
@@ -35,38 +34,14 @@ class Case:
 
     @property
     def tracer(self):
-        gamma = None if self.discounts else self.gamma
         if self.monte_carlo:
-            return jr.MonteCarlo(gamma=gamma, max_length=self.n, num_envs=self.num_envs)
-        return jr.NStep(gamma=gamma, num_envs=self.num_envs, **self.settings)
+            return jr.MonteCarlo(gamma=self.settings["gamma"], max_length=self.n, num_envs=self.num_envs)
+        return jr.NStep(num_envs=self.num_envs, **self.settings)
 
     @property
     def settings(self):
-        return {"n": self.n, "next_action": self.next_action, "record_extra_info": self.record_extra_info}
-
-
-def make_steps(rng, length, num_envs, first, discounts=False):
-    """Steps of random environments, each with its own number, from `first` on; those that are none are of NaN."""
-    shape = length, num_envs
-    end_rates, gap_rate = rng.choice([0.0, 0.1, 0.5, 0.9], 2, p=[0.4, 0.3, 0.2, 0.1]), rng.choice([0.0, 0.1, 0.4])
-    ids = first + np.arange(length * num_envs, dtype=np.float32).reshape(shape)
-    mask = rng.random(shape) >= gap_rate
-    x = np.where(mask, ids, np.nan).astype(np.float32)
-    steps = {
-        "s": {"x": np.stack([x, -x], axis=-1)},
-        "a": ids.astype(np.int32),
-        "r": np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32),
-        "terminated": rng.random(shape) < end_rates[0],
-        "truncated": rng.random(shape) < end_rates[1],
-        "s_next": {"x": np.stack([x + 0.5, -x], axis=-1)},  # also at an episode's end: not the next one's first
-        "logp": -x / 64,
-        "w": x / 32,
-        "mask": mask,
-    }
-    if discounts:  # of some environments the same in all steps
-        each = np.where(rng.random(num_envs) < 0.3, rng.choice(DISCOUNTS, num_envs), rng.choice(DISCOUNTS, shape))
-        steps["discount"] = np.where(mask, each, np.nan).astype(np.float32)
-    return steps
+        kept = {"next_action": self.next_action, "record_extra_info": self.record_extra_info}
+        return {"n": self.n, "gamma": None if self.discounts else self.gamma, **kept}
 
 
 def stream_of(steps, env):
@@ -145,21 +120,20 @@ def flat(*emitted):
 def random_run(case, num_segments, *names, seed=seeds.SEED):
     """Segments of random lengths, each ended by a flush; returns how often things happened."""
     rng, tracer = seeds.rng("tracer", *names, seed=seed), case.tracer
-    happened, state, first = collections.Counter(), None, 1
+    happened, state, number = collections.Counter(), None, 1
     for _ in range(num_segments):
         length = int(rng.choice([*WHOLE, int(rng.integers(1, 3 * case.n + 2))]))
-        steps = make_steps(rng, length, case.num_envs, first, case.discounts)
-        first += length * case.num_envs
+        steps = make_steps(rng, length, case.num_envs, number, case.discounts)
+        number += length * case.num_envs
         gammas = np.full((length + 1, case.num_envs), case.gamma)
         if case.gamma is None:  # one for all calls now and then, and one for all environments
             gammas = rng.choice(DISCOUNTS, [rng.choice([1, x]) for x in gammas.shape]).astype(np.float32)
             gammas = np.broadcast_to(gammas, (length + 1, case.num_envs))
         alike = bool(np.all(gammas == gammas[:, :1]))
-        happened["a discount per environment"] += not alike
+        happened["a discount per environment"] += (not alike) * case.num_envs
         given = [{"gamma": jnp.float32(x[0] if alike else x)} if case.gamma is None else {} for x in gammas]
         if state is None:
-            like = make_steps(rng, 1, case.num_envs, 0, case.discounts)
-            state = tracer.init(**{name: x for name, x in at(like, 0).items() if name != "mask"})
+            state = tracer.init(**first(make_steps(rng, 1, case.num_envs, 0, case.discounts)))
         emitted = []
         for t in range(length):
             step = at(steps, t)
@@ -172,10 +146,8 @@ def random_run(case, num_segments, *names, seed=seeds.SEED):
         happened["flushes of nothing"] += (length == 0) * case.num_envs
         # The flush has n rows an environment, and those of fewer pending steps come last.
         streams = [stream_of(steps, env) for env in range(case.num_envs)]
-        windows = [
-            oracles.n_step_emissions(stream, case.n, of_env, case.next_action)
-            for stream, of_env in zip(streams, gammas.T, strict=True)
-        ]
+        each = zip(streams, gammas.T, strict=True)
+        windows = [oracles.n_step_emissions(stream, case.n, own, case.next_action) for stream, own in each]
         for stream, (by_step, by_flush) in zip(streams, windows, strict=True):
             for now, window in enumerate(by_step):
                 count(happened, stream, window, case.n, now + 1)
@@ -191,16 +163,10 @@ def random_run(case, num_segments, *names, seed=seeds.SEED):
         check_rows(case, found, pad + by_flush[-case.n :], steps)
         assert all(window is None for at_time in by_flush[: -case.n] for window in at_time)
         if length in WHOLE and np.all(gammas == gammas[0]):
-            gamma = case.gamma if case.gamma is not None else given[0]["gamma"]
-            check_rows(case, traced_at_once(case, steps, gamma), by_step + pad + by_flush[-case.n :], steps)
+            found = at_once(steps, **case.settings | given[0], flush=True)
+            check_rows(case, found, by_step + pad + by_flush[-case.n :], steps)
             happened["rollouts at once"] += case.num_envs
     return happened
-
-
-def traced_at_once(case, steps, gamma):
-    rest = {"logP": steps["logp"], "W": steps["w"], "mask": steps["mask"]} | case.settings
-    rest |= {"discounts": steps["discount"]} if case.discounts else {"gamma": gamma}
-    return jr.n_step_transitions(*[steps[name] for name in ARGUMENTS], **rest, flush=True)
 
 
 LEAST = {  # in a hundred segments of an environment
@@ -231,7 +197,7 @@ def least(case):
         never |= {"truncated", "cut by the mask", "flushed"}
     found = {name: x for name, x in LEAST.items() if name not in never}
     found |= OF_DISCOUNTS if case.discounts and case.n > 1 else {}
-    found |= {"a discount per environment": 15} if case.gamma is None and case.num_envs > 1 else {}
+    found |= {"a discount per environment": 30} if case.gamma is None and case.num_envs > 1 else {}
     return found | ({"without a next action": 60} if case.next_action else {})
 
 
@@ -270,26 +236,7 @@ def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypat
 def test_long_runs_with_a_new_seed(n, next_action, gamma, num_envs):
     discounts = {"discounts": True} if gamma == "discounts" else {"gamma": gamma}
     case = Case(n=n, num_envs=num_envs, next_action=next_action, record_extra_info=True, **discounts)
-    happened = random_run(case, 200, str(case), seed=seeds.fresh())
-    check_happened(happened, least(case), 200 * num_envs)
-
-
-def make_rows(rng, batch_size, length, first, discounts=False):
-    """Sequences [B, L] of rows as a SequenceBuffer draws them: some truncated steps lack the row behind them."""
-    steps = make_steps(rng, length, batch_size, first, discounts)
-    mask = steps["mask"]
-    if length > 1:  # most rows behind an end hold no step, as final observations do
-        ends = steps["terminated"] | steps["truncated"]
-        mask[1:] &= ~(ends[:-1] & (rng.random(ends[1:].shape) < 0.7))
-    steps["s"]["x"] = np.where(np.isnan(steps["s"]["x"]), -1e3, steps["s"]["x"])  # observations are there anyhow
-    return {name: jax.tree.map(lambda x: x.swapaxes(0, 1), x) for name, x in steps.items()}
-
-
-def traced_of_sequences(case, max_n, rows, n, gamma):
-    rest = {"logP": rows["logp"], "W": rows["w"], "mask": rows["mask"], "max_n": max_n}
-    settings = {**case.settings, "n": case.n if n is None else n}
-    rest |= {"discounts": rows["discount"]} if case.discounts else {"gamma": case.gamma if gamma is None else gamma}
-    return jr.sequence_transitions(*[rows[name] for name in ARGUMENTS[:-1]], **rest, **settings)
+    check_happened(random_run(case, 200, str(case), seed=seeds.fresh()), least(case), 200 * num_envs)
 
 
 @twins.strict()
@@ -297,15 +244,16 @@ def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
     """With `max_n`, n and gamma are traced; gamma is one number, or one per sequence."""
     rng, happened = seeds.rng("sequences", *names, seed=seed), collections.Counter()
     batch_size, length = 6, (max_n or case.n) + 6
-    run = run_once(lambda *x: traced_of_sequences(case, max_n, *x))
+    run = run_once(lambda rows, given: of_sequences(rows, **case.settings | given, max_n=max_n))
     for number in range(num_batches):
         rows = make_rows(rng, batch_size, length, 1 + number * batch_size * length, case.discounts)
-        n, gammas, given = case.n, np.full(batch_size, case.gamma), (None, None)
+        n, gammas, given = case.n, np.full(batch_size, case.gamma), {}
         if max_n:
             gammas = rng.choice([0.0, 0.9, 1.0], batch_size if number % 2 else 1).astype(np.float32)
             n, given_gamma = int(rng.integers(1, max_n + 1)), jnp.asarray(gammas if number % 2 else gammas[0])
-            given, gammas = (jnp.int32(n), given_gamma), np.broadcast_to(gammas, batch_size)
-        batch, valid = jax.tree.map(np.asarray, run(rows, *given))
+            given = {"n": jnp.int32(n), **({} if case.discounts else {"gamma": given_gamma})}
+            gammas = np.broadcast_to(gammas, batch_size)
+        batch, valid = jax.tree.map(np.asarray, run(rows, given))
         num_starts = length - (max_n or n)
         assert batch.batch_size == batch_size * num_starts
         np.testing.assert_array_equal(batch.valid, valid)
@@ -349,8 +297,7 @@ OF_SEQUENCES = {  # in a hundred batches
 )
 def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n, discounts):
     case = Case(n=3, next_action=next_action, record_extra_info=True, discounts=discounts)
-    happened = random_sequences(case, max_n, 20, str(case), str(max_n))
-    check_happened(happened, of_sequences(case), 20)
+    check_happened(random_sequences(case, max_n, 20, str(case), str(max_n)), least_of_rows(case), 20)
 
 
 @pytest.mark.slow
@@ -361,8 +308,8 @@ def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n, discounts):
 def test_many_sequences_with_a_new_seed(n, discounts, next_action, max_n):
     case = Case(n=n, gamma=0.97, next_action=next_action, record_extra_info=True, discounts=discounts)
     happened = random_sequences(case, max_n, 200, str(case), str(max_n), seed=seeds.fresh())
-    check_happened(happened, of_sequences(case) if n > 1 or max_n else {"transitions": 450}, 200)
+    check_happened(happened, least_of_rows(case) if n > 1 or max_n else {"transitions": 450}, 200)
 
 
-def of_sequences(case):
+def least_of_rows(case):
     return {name: x for name, x in OF_SEQUENCES.items() if not (case.next_action and name == "cut by the mask")}

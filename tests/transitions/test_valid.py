@@ -2,34 +2,26 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import at, over_devices, rarely, rejects, run_once
 from jax import lax
+from rollouts import at_once, first, make_steps
 
 import jaxreplay as jr
 
 NUM_ENVS, LENGTH = 4, 12
+STEPS = make_steps(np.random.default_rng(0), LENGTH, NUM_ENVS, 1, rates=(0.15, 0.15, 0.2))  # whose numbers differ
 TRACER = jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS)
 PRIORITIZED = jr.Prioritized(alpha=0.7)
 
 
-def steps():
-    """Of environments that end often and make no step now and then, as `add` takes them; observations are unique."""
-    rng = np.random.default_rng(0)
-    obs = np.arange(1, 1 + LENGTH * NUM_ENVS, dtype=np.float32).reshape(LENGTH, NUM_ENVS)
-    ends = rng.random((2, LENGTH, NUM_ENVS)) < 0.15
-    arguments = {"s": obs, "a": obs.astype(np.int32), "r": obs, "terminated": ends[0], "truncated": ends[1]}
-    return arguments | {"s_next": obs + 0.5, "w": obs / 4, "mask": rng.random((LENGTH, NUM_ENVS)) < 0.8}
-
-
 def traced():
     """[LENGTH, NUM_ENVS, ...] of all that the tracer emits; on the host."""
-    rows = steps()
-    leaves = [rows[name] for name in ("s", "a", "r", "terminated", "truncated", "s_next")]
-    batch, _ = jr.n_step_transitions(*leaves, W=rows["w"], mask=rows["mask"], n=3, gamma=0.9)
+    batch, _ = at_once(STEPS, n=3, gamma=0.9)
     return jax.tree.map(lambda x: np.asarray(x).reshape(LENGTH, NUM_ENVS, *x.shape[1:]), batch)
 
 
@@ -54,12 +46,6 @@ def add(buffer, state, batch, t, **mask):
     return buffer.add(state, *sources, batch, *keys, **mask)
 
 
-def assert_equal(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.versions
 @pytest.mark.parametrize("name", ["replay", "reservoir", *map(rarely, ["sharded", "mixture"])])
 def test_a_run_with_the_mask_forgotten_is_the_run_with_it(name):
@@ -71,20 +57,15 @@ def test_a_run_with_the_mask_forgotten_is_the_run_with_it(name):
         def step(carry, x):
             t, tracing, given, forgotten = carry
             tracing, batch, valid = TRACER.add(tracing, **x)
-            return (
-                t + 1,
-                tracing,
-                add(buffer, given, batch, t, mask=valid),
-                add(buffer, forgotten, batch, t),
-            ), jnp.sum(valid)
+            given, forgotten = add(buffer, given, batch, t, mask=valid), add(buffer, forgotten, batch, t)
+            return (t + 1, tracing, given, forgotten), jnp.sum(valid)
 
-        first = {name: x[0] for name, x in rows.items() if name != "mask"}
-        empty = buffer.init(TRACER.spec(**first))
-        (_, _, *replays), emitted = lax.scan(step, (jnp.int32(0), TRACER.init(**first), empty, empty), rows)
+        empty, tracing = buffer.init(TRACER.spec(**first(rows))), TRACER.init(**first(rows))
+        (_, _, *replays), emitted = lax.scan(step, (jnp.int32(0), tracing, empty, empty), rows)
         return replays, emitted.sum()
 
-    (given, forgotten), emitted = jax.device_get(run(steps()))
-    assert_equal(forgotten, given)
+    (given, forgotten), emitted = jax.device_get(run(STEPS))
+    chex.assert_trees_all_equal(forgotten, given)
     assert 0 < emitted < (LENGTH - 2) * NUM_ENVS  # rows of open windows are left out, and others
     if name == "replay":
         assert given.ring.inserted == emitted
@@ -94,7 +75,7 @@ def test_a_run_with_the_mask_forgotten_is_the_run_with_it(name):
 def test_it_is_not_stored(buffer):
     """A buffer made for a batch with it is the buffer made for a batch without it."""
     with_it, without = some(), dataclasses.replace(some(), valid=None)
-    assert_equal(buffer.init(with_it), buffer.init(without))
+    chex.assert_trees_all_equal(buffer.init(with_it), buffer.init(without))
     assert jr.memory(buffer, with_it) == jr.memory(buffer, without)
     assert jr.memory(buffer, jax.eval_shape(lambda: with_it)) == jr.memory(buffer, without)
 
@@ -108,13 +89,13 @@ def test_a_mask_narrows_it():
     @run_once
     def stored(valid, mask):
         new = buffer.add(state, dataclasses.replace(batch, valid=valid), mask=mask)
-        return new.ring.size, new.storage.S
+        return new.ring.size, new.storage.A
 
     for valid in every[[0, 5, 6, 15]]:
         for mask in every:
-            size, S = jax.device_get(stored(valid, mask))
+            size, A = jax.device_get(stored(valid, mask))
             assert size == np.sum(valid & mask)
-            np.testing.assert_array_equal(S[:size], batch.S[valid & mask])
+            np.testing.assert_array_equal(A[:size], batch.A[valid & mask])
 
 
 def test_rollouts():
@@ -122,7 +103,7 @@ def test_rollouts():
     buffer, batch = jr.ReplayBuffer(capacity=64, axes=2), traced()
     state = buffer.add(buffer.init(batch), batch)
     assert int(buffer.size(state)) == batch.valid.sum()
-    np.testing.assert_array_equal(np.asarray(state.storage.S)[: batch.valid.sum()], batch.S[batch.valid])
+    np.testing.assert_array_equal(np.asarray(state.storage.A)[: batch.valid.sum()], batch.A[batch.valid])
 
 
 @pytest.mark.parametrize("depth", ["beside", "two", "inside"])
@@ -141,7 +122,7 @@ def test_at_any_depth(depth):
     assert int(state.ring.size) == valid.sum()
     np.testing.assert_array_equal(state.storage["extra"][0][: valid.sum()], extra[valid])
     assert len(jax.tree.leaves(state.storage)) == len(jax.tree.leaves(items)) - (1 if depth == "beside" else 2)
-    assert_equal(masked, state)
+    chex.assert_trees_all_equal(masked, state)
 
 
 def test_set_leaves_other_rows_alone():
@@ -149,13 +130,11 @@ def test_set_leaves_other_rows_alone():
     stored = dataclasses.replace(batch, valid=None)
     state = buffer.add(buffer.init(stored), stored)
     handles, mask = buffer.newest(state, NUM_ENVS), np.array([True, True, False, True])
-    new = dataclasses.replace(batch, S=-batch.S, A=None, W=None)
+    new = dataclasses.replace(batch, S=None, A=-batch.A, W=None)
     assert 0 < (batch.valid & mask).sum() < batch.valid.sum()
     for given, written in (({}, batch.valid), ({"mask": mask}, batch.valid & mask)):
-        state_after = buffer.set(state, handles, new, **given)
-        np.testing.assert_array_equal(
-            buffer.get(state_after, handles).S, np.where(written, -batch.S, batch.S), strict=False
-        )
+        found = buffer.get(buffer.set(state, handles, new, **given), handles)
+        np.testing.assert_array_equal(found.A, np.where(written, -batch.A, batch.A))
 
 
 @pytest.mark.versions
@@ -177,7 +156,7 @@ def test_a_sequence_buffer_says_what_to_do_instead(wrap):
     batch = traced()
     buffer = jr.SequenceBuffer(length=16, num_envs=NUM_ENVS, sequence_length=2, gaps=True)
     sequences, plain = wrap(buffer), dataclasses.replace(batch, valid=None)
-    assert_equal(sequences.init(batch), sequences.init(plain))
+    chex.assert_trees_all_equal(sequences.init(batch), sequences.init(plain))
     state = sequences.init(batch)
     for items, leaf in ((batch, r"leaf \.valid"), ({"x": batch}, r"leaf \['x'\]\.valid")):
         message = rf"^(each of 2 shards: )?{leaf}: a SequenceBuffer stores every row, .* sequence_transitions"
@@ -194,7 +173,7 @@ def test_singles_are_transitions():
         for reverse in (False, True):
             singles = [*given.to_singles(reverse=reverse)]
             order = np.flatnonzero(batch.valid)[:: -1 if reverse else 1]
-            assert [float(x.S[0]) for x in singles] == batch.S[order].tolist()
+            assert [int(x.A[0]) for x in singles] == batch.A[order].tolist()
             assert all(x.valid is None and x.batch_size == 1 for x in singles)
     rejects(r"valid: is traced", jax.eval_shape, lambda batch: [*batch.to_singles()], batch)
     plain = dataclasses.replace(batch, valid=None)

@@ -43,14 +43,7 @@ def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer():
     chex.assert_trees_all_equal(others, samples)
     one = at(bound, 0)
     assert one.config is buffer
-    for method, given in {
-        **dict.fromkeys(("size", "is_empty", "is_full", "can_sample"), ()),
-        "num_batches": (4,),
-        "newest": (2,),
-        "get": (np.asarray(others.indices)[0, -1],),
-    }.items():
-        found, expected = getattr(one, method)(*given), getattr(buffer, method)(one.state, *given)
-        chex.assert_trees_all_equal(found, expected)
+    assert int(one.size()) == int(buffer.size(one.state)) == 10
     chex.assert_trees_all_equal(one.epoch(KEY, 4, step=0), buffer.epoch(one.state, KEY, 4, step=0))
 
 

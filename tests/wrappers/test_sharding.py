@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-import test_replay_twin
+import test_sequence_twin
 import twins
 from helpers import at, big_copies, collectives, compiled, items, mesh, no_ends, over_devices, rarely, rejects, run_once
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from scipy.stats import norm
 
 import jaxreplay as jr
 
@@ -38,19 +37,15 @@ BUFFERS = {
 }
 
 
-def step(buffer, batch, state, x):
-    t, key = x
-    state = buffer.add(state, batch(t), **no_ends(buffer, batch(t)))
-    sample = buffer.sample(state, key, 16)
-    state = buffer.update(state, sample.indices, np.cos(np.arange(16, dtype=np.float32)) * (1.0 + t))
-    return state, sample
+def run(buffer, batch, key, state=None):
+    def step(state, x):
+        t, key = x
+        state = buffer.add(state, batch(t), **no_ends(buffer, batch(t)))
+        sample = buffer.sample(state, key, 16)
+        return buffer.update(state, sample.indices, np.cos(np.arange(16, dtype=np.float32)) * (1.0 + t)), sample
 
-
-def run(buffer, batch, key, steps=6, state=None):
-    if state is None:
-        state = buffer.init(jax.eval_shape(batch, 0))
-    inputs = jnp.arange(steps, dtype=jnp.int32), jax.random.split(key, steps)
-    return lax.scan(functools.partial(step, buffer, batch), state, inputs)
+    state = buffer.init(jax.eval_shape(batch, 0)) if state is None else state
+    return lax.scan(step, state, (jnp.arange(6, dtype=jnp.int32), jax.random.split(key, 6)))
 
 
 @pytest.mark.versions
@@ -66,48 +61,10 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
         chex.assert_trees_all_equal(expected, jax.tree.map(lambda x, axis=axis: np.squeeze(np.asarray(x), axis), found))
 
 
-@pytest.mark.law
-@pytest.mark.parametrize("sampler", ["global", *map(rarely, ["plain", "batch", "distinct", "uniform"])])
-def test_shards_do_what_their_twins_do(sampler):
-    """Of few rows, so that shards differ in size; and the state stays laid out over the mesh."""
-    run = test_replay_twin.random_run(24, sampler, [(4, True), (4, False)], 4, near_wrap=True)
-    happened = run.run(30)
-    twins.check_happened(happened, {"updates of stored items": 150, "young draws": 40, "rows masked": 60})
-    for leaf in jax.tree.leaves(run.state):
-        assert leaf.sharding.is_equivalent_to(run.buffer.state_sharding, leaf.ndim)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("sampler", [jr.Prioritized(beta=1.0, normalize=None), rarely(jr.Uniform())])
-def test_weighted_means_are_unbiased_with_uneven_shards(sampler):
-    """Of eight shards three are empty."""
-    sharded = over_devices(jr.ReplayBuffer(capacity=64, sampler=sampler), 8)
-    mask = np.arange(8) < 5
-    state = sharded.init(ITEMS)  # eager: JAX 0.7 aborts over all of this as one program
-    for t in range(4):
-        state = sharded.add(state, items(8 * t + np.arange(8)), mask=mask)
-    size = int(sharded.size(state))
-    assert size == 20
-    sample = sharded.sample(state, seeds.key(0), 64)
-    td_errors = np.asarray(sample.items["id"]) % 7 + np.float32(1)
-    state = sharded.update(state, sample.indices, td_errors)
-    every = np.array([8 * t + row for t in range(4) for row in range(5)])
-
-    def estimate(key):
-        sample = sharded.sample(state, key, 64)
-        return jnp.mean(sample.weights * sample.items["x"][:, 0] ** 2), jnp.mean(sample.weights)
-
-    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(seeds.key(1), 3_000))
-    for estimates, truth in ((squares, np.mean(every.astype(float) ** 2)), (ones, 1.0)):
-        estimates = np.asarray(estimates, np.float64)
-        error = estimates.mean() - truth
-        deviation = estimates.std() / np.sqrt(len(estimates))
-        assert abs(error) < 1e-5 * truth or 2 * norm.sf(abs(error) / deviation) > 1e-4
-
-
-def test_the_weighted_mean_of_two_items_beside_eight():
+@pytest.mark.parametrize("sampler", [jr.Uniform(replacement=False), jr.Prioritized(beta=1.0, normalize=None)])
+def test_the_weighted_mean_of_two_items_beside_eight(sampler):
     """And a pass over them, which is as long as the shard of eight needs."""
-    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=False)), 2)
+    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=sampler), 2)
     values = np.where(np.arange(16) < 8, 100.0, 1.0).astype(np.float32)
     state = sharded.add(sharded.init(values), values, mask=np.arange(16) >= 6)
     sample = sharded.sample(state, jax.random.key(0), 8)
@@ -143,45 +100,34 @@ def test_shards_with_equal_contents_draw_unlike_except_systematically():
         assert [len(np.unique(rows, axis=0)) for rows in found] == kinds
 
 
-def look_ups(buffer, state, key):
-    """What every method returns that takes rows of a batch, or returns them; `state` holds two shards."""
-    newest = buffer.newest(state, 4)
-    state = buffer.set(state, newest, {"id": None, "x": np.ones((4, 3, 2), np.float32)})
-    methods = buffer.get, buffer.slots, buffer.priorities, buffer.age
-    seen = [method(state, newest) for method in methods]
-    handles = buffer.handles(state, seen[1])
-    return newest, state, seen, handles, buffer.epoch(state, key, 4, step=0), buffer.later(state, key, newest)
-
-
+@pytest.mark.law
 @pytest.mark.versions
-@pytest.mark.parametrize("kinds", ["mixed", *map(rarely, ["explicit", "automatic"])])
-def test_any_mesh_will_do(kinds):
+@pytest.mark.parametrize("sampler", ["global", *map(rarely, ["plain", "batch", "distinct", "uniform"])])
+@pytest.mark.parametrize("kinds", ["Auto Explicit", *map(rarely, ["Explicit Auto", "Explicit Explicit", "Auto Auto"])])
+def test_shards_over_any_mesh_do_what_their_twins_do(monkeypatch, sampler, kinds):
     """Axes of both kinds, beside another axis with the usual name, and arguments wherever they lie."""
-    buffer, batch = BUFFERS["sequence"]
-    buffer = dataclasses.replace(buffer, hindsight=True)
     devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
-    explicit, automatic = AxisType.Explicit, AxisType.Auto
-    kinds = {"mixed": (explicit, automatic), "explicit": (explicit,) * 2, "automatic": (automatic,) * 2}[kinds]
-    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("data", "seed"), axis_types=kinds), axis="seed")
-
-    @functools.partial(run_once, static_argnums=0)
-    def use(buffer, key):
-        state, samples = run(buffer, batch, key, steps=3)
-        return state, samples, look_ups(buffer, state, key)
-
-    found, expected = (use(x, jax.random.key(0)) for x in (sharded, over_devices(buffer, 2)))
-    chex.assert_trees_all_close(jax.device_get(found), jax.device_get(expected), rtol=1e-6)
-    shards, rows = (NamedSharding(sharded.mesh, PartitionSpec(*axes)) for axes in (("seed",), (None, "seed")))
+    kinds = tuple(AxisType[kind] for kind in kinds.split())
+    over = Mesh(devices, ("data", "seed"), axis_types=kinds)
+    monkeypatch.setattr(twins, "over", lambda buffer, _: jr.Sharded(buffer=buffer, mesh=over, axis="seed"))
+    config = test_sequence_twin.CONFIGS["inside"]
+    run = test_sequence_twin.random_run(config, sampler, [(1, True), (4, True), (3, False)], 2)
+    twins.check_happened(
+        run.run(30), {"updates of stored items": 150, "young draws": 40, "later rows": 400, "gaps": 60}
+    )
+    sharded = run.buffer
+    shards, rows = (NamedSharding(over, PartitionSpec(*axes)) for axes in (("seed",), (None, "seed")))
     assert (sharded.state_sharding, sharded.items_sharding) == (shards, rows)
-    for leaf in jax.tree.leaves((found[0], found[2])):
+    for leaf in jax.tree.leaves(run.state):
         assert leaf.sharding.is_equivalent_to(shards, leaf.ndim)
-    state = sharded.init(jax.eval_shape(batch, 0))
+    steps = items(np.arange(4, dtype=np.int32)[None])
+    state = sharded.init(steps)
     for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "data")):
-        rows = jax.device_put(batch(0), NamedSharding(sharded.mesh, layout))
-        state = sharded.add(state, rows, ends=np.zeros((3, 8), bool))
-        sample = sharded.sample(state, jax.random.key(1), 4, beta=np.float32(0.5))
-        state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
-    assert int(sharded.size(state)) == 24
+        rows = jax.device_put(steps, NamedSharding(over, layout))
+        state = sharded.add(state, rows, ends=np.zeros((1, 4), bool))
+    sample = sharded.sample(state, jax.random.key(1), 4, beta=np.float32(0.5))
+    state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
+    assert int(sharded.size(state)) == 4  # of each stream the first two steps, of three
 
 
 @pytest.mark.versions
@@ -284,8 +230,7 @@ def test_errors_name_what_is_wrong():
     buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]
     four = mesh(4)
     rejects("buffer=Uniform", jr.Sharded, buffer=jr.Uniform(), mesh=four)
-    mixture = jr.Mixture(buffers=(buffer, buffer))
-    rejects("give a Mixture Sharded ones", jr.Sharded, buffer=mixture, mesh=four)
+    rejects("give a Mixture Sharded ones", jr.Sharded, buffer=jr.Mixture(buffers=(buffer, buffer)), mesh=four)
     rejects("must be a jax.sharding.Mesh", jr.Sharded, buffer=buffer, mesh=jax.devices("cpu"))
     rejects(r"axis='model': must be one of the mesh's axes", jr.Sharded, buffer=buffer, mesh=four, axis="model")
     rejects("capacity=10: must be a multiple of 4", jr.Sharded, buffer=jr.ReplayBuffer(capacity=10), mesh=four)

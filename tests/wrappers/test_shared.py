@@ -1,10 +1,8 @@
 """A Shared by itself: what its calls do, wait for and raise."""
 
-import _thread
 import concurrent.futures
 import contextlib
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -77,6 +75,13 @@ def waits(future):
     return not future.done()
 
 
+def cause(message, function, *arguments):
+    """The cause of the `Closed` that a call raises with this message."""
+    with pytest.raises(jr.Closed, match=message) as caught:
+        function(*arguments)
+    return caught.value.__cause__
+
+
 def stored(shared):
     """All numbers of the items of a ReplayBuffer, oldest first."""
     with shared.state() as cell:
@@ -110,18 +115,6 @@ def test_its_calls_are_those_of_the_buffer():
         jax.tree.map(np.testing.assert_array_equal, cell.state, state)
     assert size.is_deleted()
     assert not any(x.is_deleted() for x in jax.tree.leaves(diagnostics))
-
-
-def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
-    rows, buffer = np.zeros((4, 2**17), np.float32), jr.ReplayBuffer(capacity=64)  # two megabytes
-    shared = jr.Shared(buffer, buffer.init(rows))
-    for number in range(16):
-        rows[:] = number
-        shared.add(rows)
-        rows[:] = -1
-    with shared.state() as cell:
-        found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 64)))
-    np.testing.assert_array_equal(found, np.repeat(np.arange(16.0), 4)[:, None] * np.ones(2**17))
 
 
 def test_a_call_in_the_process_that_made_it_only(monkeypatch):
@@ -195,9 +188,7 @@ def test_a_donated_state_that_is_not_replaced_closes_it():
     with pytest.raises(RuntimeError, match=r"cell\.state was donated and not replaced"), shared.state() as cell:
         shared.buffer.add(cell.state, batch())
     for call in (shared.size, lambda: shared.add(batch())):
-        with pytest.raises(jr.Closed, match=r"by RuntimeError.*was donated and not replaced") as caught:
-            call()
-        assert "not replaced" in str(caught.value.__cause__)
+        assert "not replaced" in str(cause(r"by RuntimeError.*was donated and not replaced", call))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
@@ -210,11 +201,8 @@ def test_an_error_after_the_donation_closes_it(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(jr.ReplayBuffer, "add", consume)
-    with pytest.raises(type(error)):
-        shared.add(batch())
-    with pytest.raises(jr.Closed) as caught:
-        shared.sample(KEY, 4)
-    assert caught.value.__cause__ is error
+    rejects(f"^{error}$", shared.add, batch(), error=type(error))
+    assert cause("sample: closed by thread", shared.sample, KEY, 4) is error
 
 
 def test_an_error_before_the_donation_changes_nothing():
@@ -269,33 +257,6 @@ def test_min_size_counts_sequences_that_may_be_drawn():
     assert shared.sample(KEY, 1).mask.all()
 
 
-def test_additions_wait_for_draws_and_draws_for_additions():
-    shared = shared_replay(ratio=2, slack=8)
-    shared.add(batch())
-    assert shared.added == 0, "no item counts before draws begin"
-    shared.sample(KEY, 8)
-    assert (shared.added, shared.drawn) == (0, 8)
-    with thread(shared.sample, KEY, 2) as drawn:
-        assert waits(drawn)
-        shared.add(batch(4, 1))
-    assert (shared.added, shared.drawn) == (1, 10)
-    for first in (5, 9):
-        shared.add(batch(first), timeout=LONG)
-    with thread(shared.add, batch(13, 1)) as added:
-        assert waits(added)
-        shared.sample(KEY, 2)
-    assert (shared.added, shared.drawn) == (10, 12)
-
-
-def test_rows_count_masked_or_not():
-    shared = shared_replay(ratio=1, slack=1000)
-    shared.add(batch())
-    shared.sample(KEY, 1)
-    shared.add(batch(4), mask=np.array([True, False, True, True]))
-    shared.add(items=batch(8), mask=np.zeros(4, bool))
-    assert (shared.added, shared.size()) == (8, 7)
-
-
 def test_rows_of_sequences_and_of_sources_are_counted():
     streams = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=2)
     buffer = jr.Mixture(buffers=(streams, streams))
@@ -330,49 +291,38 @@ def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     rejects(r"sample: .* It would wait for ever, as the only thread", shared.sample, KEY, 1, error=RuntimeError)
     rejects("Waited", shared.sample, KEY, 1, timeout=0, error=TimeoutError)
-
-
-def test_a_thread_that_python_has_not_started_is_not_alone(monkeypatch):
-    """As those of Ray, which `threading` does not list."""
-    shared, drawn = shared_replay(ratio=1), queue.SimpleQueue()
+    # One that Python has not started, as those of Ray, is not alone: `threading` does not list it.
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
-    _thread.start_new_thread(lambda: drawn.put(shared.sample(KEY, 1)), ())
-    time.sleep(SOON)
-    assert drawn.empty()
-    shared.add(batch())
-    assert isinstance(drawn.get(timeout=LONG), jr.Sample)
+    with thread(shared.sample, KEY, 4) as drawn:
+        assert waits(drawn)
+        shared.add(batch())
+    assert isinstance(drawn.result(), jr.Sample)
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
 
 
-def test_close_wakes_all():
-    shared = shared_replay(ratio=1)
+def test_close_wakes_all_and_then_it_is_only_read():
+    buffer, state = replay(donate=False)
+    shared, error = jr.Shared(buffer, state, min_size=5), ValueError("the end")
+    shared.add(batch())
     with thread(shared.sample, KEY, 4) as first, thread(shared.sample, KEY, 4) as second:
         assert waits(first)
-        shared.close()
+        shared.close(error)
         shared.close(ValueError("not the first"))
     for future in (first, second):
-        with pytest.raises(jr.Closed, match="sample: closed by thread MainThread") as caught:
-            future.result()
-        assert caught.value.__cause__ is None
+        assert cause("sample: closed by thread MainThread", future.result) is error
     calls = {"sample": (KEY, 4), "update": (np.zeros(1, int), np.zeros(1)), "add": (batch(),)}
     for name, given in (calls | {"set": (np.zeros(4, int), batch())}).items():
         rejects(name, getattr(shared, name), *given, error=jr.Closed)
     rejects("state", shared.state(drawn=1).__enter__, error=jr.Closed)
-    assert shared.closed
 
+    def assign():
+        with shared.state() as cell:
+            cell.state = buffer.add(cell.state, batch(4))
 
-def test_a_closed_one_is_only_read():
-    buffer, state = replay(donate=False)
-    shared = jr.Shared(buffer, state)
-    shared.add(batch())
-    shared.close(ValueError("the end"))
-    assert (shared.size(), stored(shared)) == (4, [*range(4)])
-    with pytest.raises(jr.Closed, match="state: closed") as caught, shared.state() as cell:
-        cell.state = buffer.add(cell.state, batch(4))
-    assert isinstance(caught.value.__cause__, ValueError)
-    assert stored(shared) == [*range(4)]
+    assert cause("state: closed", assign) is error
+    assert (shared.closed, shared.size(), stored(shared)) == (True, 4, [*range(4)])
 
 
 def test_a_thread_that_dies_ends_the_others():
@@ -393,9 +343,8 @@ def test_a_thread_that_dies_ends_the_others():
     with thread(act) as actor, thread(learn) as learner:
         pass
     rejects("robot", actor.result, error=OSError)
-    with pytest.raises(jr.Closed, match=r"sample: closed by thread .*, by OSError\('the robot is gone'\)") as caught:
-        learner.result()
-    assert caught.value.__cause__ is actor.exception()
+    message = r"sample: closed by thread .*, by OSError\('the robot is gone'\)"
+    assert cause(message, learner.result) is actor.exception()
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit, ValueError])
@@ -426,9 +375,7 @@ def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
         with held(shared.worker()):
             assert waits(drawn)
         assert waits(drawn)
-    with pytest.raises(jr.Closed, match=r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended") as caught:
-        drawn.result()
-    assert caught.value.__cause__ is None
+    assert cause(r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended", drawn.result) is None
     assert not shared.closed
 
 
@@ -482,7 +429,7 @@ def test_what_the_last_worker_added_is_drawn_before():
 
 
 END = """
-import contextlib, os, sys, threading, time, jax, numpy as np, jaxreplay as jr
+import atexit, contextlib, sys, threading, time, jax, numpy as np, jaxreplay as jr
 buffer, rows = jr.ReplayBuffer(capacity=8), np.zeros(4)
 waiting, free = (jr.Shared(buffer, buffer.init(rows), ratio=ratio) for ratio in (1, None))
 def add(shared):
@@ -500,7 +447,6 @@ for body, given in ((add, (waiting,)), (add, (free,)), (assign, ())):
 time.sleep(0.2)
 with free.state() as cell:
     jr.save(sys.argv[1], buffer, cell.state, wait=False)
-import atexit
 atexit.register(lambda: print("size", waiting.size(), "closed", waiting.closed))
 """
 
@@ -512,8 +458,7 @@ def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
     assert (done.returncode, done.stdout) == (code, "size 8 closed True\n")
     assert "thread" not in done.stderr.lower()
     buffer = jr.ReplayBuffer(capacity=8)
-    saved = jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))
-    assert buffer.size(saved) == 8
+    assert buffer.size(jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))) == 8
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -592,11 +537,8 @@ def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
 def test_arrays_of_another_default_device_are_moved_to_the_state(num_shards):
     """As those of actors are, that run on a device of their own."""
     *own, other = jax.devices()[: max(num_shards, 1) + 1]
-    buffer, state = replay()
-    if num_shards:
-        buffer = over_devices(buffer, num_shards)
-        state = buffer.init(batch())
-    shared = jr.Shared(buffer, state)
+    buffer = over_devices(replay()[0], num_shards)
+    shared = jr.Shared(buffer, buffer.init(batch()))
     with jax.default_device(other):
         shared.add(batch())
         rows, mask, td_errors = jax.device_put((batch(4), np.ones(4, bool), np.ones(4, np.float32)))

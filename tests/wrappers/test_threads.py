@@ -24,7 +24,7 @@ def kinds():
     return {
         "replay": replay,
         "reservoir": jr.ReservoirBuffer(capacity=64, sampler=PER),
-        "sequences": jr.Mixture(buffers=(streams,) * 4, weights="joint"),  # of each thread that adds
+        "sequences": jr.Mixture(buffers=(streams,) * 2, weights="joint"),  # of each thread that adds
         "mixture": jr.Mixture(buffers=(replay,) * 2),
         "sharded": over_devices(replay, 2),
     }
@@ -53,7 +53,7 @@ def recording(buffer, log):
 
 
 class Storm:
-    """Eight threads: four that add (one for each source of streams), two that learn, two that do anything.
+    """Eight threads: four that add (or one for each source of streams), others that learn, two that do anything.
 
     Attributes:
       log: all calls of the buffer in their order.
@@ -143,7 +143,8 @@ class Storm:
 
     def body(self, thread, errors):
         rng = seeds.rng("storm", self.name, thread, seed=self.seed)
-        work = self.add if thread < 4 else self.learn if thread < 6 else self.anything
+        num_actors = self.num_sources if self.has_streams else 4
+        work = self.add if thread < num_actors else self.learn if thread < 6 else self.anything
         try:
             with self.shared.worker():
                 while True:
@@ -172,11 +173,6 @@ class Storm:
         assert len(errors) == (8 if cause else 0)
         with self.shared.state() as cell:
             self.state = cell.state
-
-    def check(self):
-        self.check_order()
-        self.check_twin()
-        self.check_ratio()
 
     def check_order(self):
         """All rows that a thread added, and no others, are in the log once, in its order."""
@@ -215,7 +211,9 @@ def run(name, seconds, seed):
     threads = Storm(name, seconds, seed)
     try:
         threads.run()
-        threads.check()
+        threads.check_order()
+        threads.check_twin()
+        threads.check_ratio()
     except BaseException as error:
         error.add_note(f"{name}, JAXREPLAY_SEED={seed}; {dict(threads.happened)}")
         raise

@@ -33,8 +33,7 @@ def run():
         rng = np.random.default_rng(index)
         with shared.worker():
             for first in range(10**6 * index, 10**9, rows):
-                ids = numbers(first, rows)
-                shared.add(items(ids), td_errors=rng.exponential(size=rows).astype(np.float32))
+                shared.add(items(numbers(first, rows)), td_errors=rng.exponential(size=rows).astype(np.float32))
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def learn(mean, weights, x):

@@ -26,33 +26,19 @@ def rows(first, num_steps, num_envs):
     return {"id": 10 * time + np.arange(num_envs, dtype=np.int32) + 1}
 
 
-def grown(buffer, state, twin, num_steps, rng, end=0.15):
-    """The state and its twin after more rows, whose episodes end at random."""
-    num_envs = twin.num_envs
-    new, ends = rows(len(twin.steps), num_steps, num_envs), rng.random((num_steps, num_envs)) < end
-    twin.add(new["id"], ends)
-    return buffer.add(state, new, ends=ends)
-
-
-def place(ids):
-    return (np.asarray(ids) - 1) // 10, (np.asarray(ids) - 1) % 10
-
-
-def counts(twin, ids):
-    """How many later rows there are behind those of first rows."""
-    return np.array([twin.num_later(*x) for x in zip(*place(ids), strict=True)])
-
-
 @pytest.fixture(scope="module")
 def long():
     """A buffer with overwritten rows, its state, handles of three sequences, and how many later rows each has."""
     buffer = jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, hindsight=True, donate=False)
     twin, rng = oracles.SequenceTwin(80, 2, 2, 1), seeds.rng(0)
     state = buffer.init(rows(0, 1, 2))
-    for _ in range(5):
-        state = grown(buffer, state, twin, 30, rng, end=0.02)
+    for first in range(0, 150, 30):
+        new, ends = rows(first, 30, 2), rng.random((30, 2)) < 0.02
+        twin.add(new["id"], ends)
+        state = buffer.add(state, new, ends=ends)
     handles = buffer.newest(state, 158)
-    most = counts(twin, np.asarray(buffer.get(state, handles)["id"])[:, 0])
+    places = np.asarray(buffer.get(state, handles)["id"])[:, 0] - 1
+    most = np.array([twin.num_later(place // 10, place % 10) for place in places])
     chosen = [int(np.argmax(most == count)) for count in (1, 5, max(most))]
     assert max(most) > 20
     return buffer, state, np.asarray(handles)[chosen], most[chosen]

@@ -16,8 +16,8 @@ SAMPLERS = {
     "uniform": jr.Uniform(),
     "distinct": jr.Uniform(replacement=False),
     "prioritized": jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0, normalize=None),
-    "no priority": jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0, normalize=None),
 }
+SAMPLERS["no priority"] = SAMPLERS["prioritized"]
 
 
 def filled(sampler):

@@ -1,6 +1,5 @@
 """The contract of `jaxreplay.testing` over every buffer of the package, and what it does not check."""
 
-import contextlib
 import dataclasses
 import functools
 
@@ -177,15 +176,7 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name):
         state = new
 
 
-CHECKS = {
-    "transfers": lambda: jax.transfer_guard("disallow"),
-    "infs": lambda: jax.debug_infs(True),
-    "nans": lambda: jax.debug_nans(True),
-}
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_eager_calls_run_under_checks_of_jax(check):
+def test_eager_calls_run_under_checks_of_jax():
     """The first time they do without: programs are compiled, and constants sent to the device."""
     buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(normalize="global"), donate=False)
     pools, tracer = POOLS, jr.NStep(n=2, gamma=0.9, num_envs=2)
@@ -194,18 +185,22 @@ def test_eager_calls_run_under_checks_of_jax(check):
     )
     step, (handles, _), ones = (numbers, numbers, numbers, flags, flags, numbers), groups, jax.device_put(np.ones(3))
     tree, key, td_errors = sum_tree.init(4, track_minimum=True), jax.random.key(0), jax.device_put(np.ones(8))
-    states = [(buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
-    for i, (replay, tracing, state) in enumerate(states):
-        with CHECKS[check]() if i else contextlib.nullcontext():
-            replay = buffer.add(replay, batch)
-            replay = buffer.update(replay, buffer.sample(replay, key, 8).indices, td_errors)
-            buffer.is_full(replay), buffer.is_empty(replay), buffer.can_sample(replay, 3)
-            buffer.get(replay, handles)
-            tracer.flush(tracer.add(tracing, *step)[0])
-            state, _ = pools.update(state, *groups)
-            pools.sample(state, key, 3), pools.metrics(state), pools.pool_of(state), pools.reset_metrics(state)
-            updated = sum_tree.update(tree, handles, ones)
-            sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
+
+    def run(replay, tracing, state):
+        replay = buffer.add(replay, batch)
+        replay = buffer.update(replay, buffer.sample(replay, key, 8).indices, td_errors)
+        buffer.is_full(replay), buffer.is_empty(replay), buffer.can_sample(replay, 3)
+        buffer.get(replay, handles)
+        tracer.flush(tracer.add(tracing, *step)[0])
+        state, _ = pools.update(state, *groups)
+        pools.sample(state, key, 3), pools.metrics(state), pools.pool_of(state), pools.reset_metrics(state)
+        updated = sum_tree.update(tree, handles, ones)
+        sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
+
+    first, second = [(buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
+    run(*first)
+    with jax.transfer_guard("disallow"), jax.debug_infs(True), jax.debug_nans(True):
+        run(*second)
 
 
 def draw_from(name):

@@ -95,26 +95,6 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
         np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.0, rarely(1.0)])
-def test_the_weighted_mean_of_systematic_draws_is_unbiased(alpha):
-    """With equal priorities it varies less than that of independent draws.
-
-    Items in order of time are a trend. For a trend stratified draws vary least (Cochran 1977, Sampling Techniques,
-    section 8.4).
-    """
-    variance = {}
-    for kind in (False, True, "systematic"):
-        sampler = jr.Prioritized(alpha=alpha, beta=1.0, normalize=None, stratified=kind, epsilon=0.01)
-        buffer, state = replay(sampler, 24)
-        draw = jax.jit(jax.vmap(lambda key, b=buffer, s=state: b.sample(s, key, 16)))
-        sample = jax.device_get(draw(jax.random.split(seeds.key(6), 4000)))
-        means = np.mean(sample.weights * np.asarray(sample.items["id"], np.float64), axis=1)
-        assert abs(means.mean() - 11.5) < 4 * means.std() / np.sqrt(len(means))
-        variance[kind] = means.var()
-    if alpha == 0:
-        assert variance[True] < variance["systematic"] < variance[False] / 5
-
-
 @pytest.mark.versions
 def test_wrong_arguments():
     buffer, state = replay(PER(), 10)

@@ -165,7 +165,7 @@ def test_draws_are_even_and_weights_one_where_all_leaves_are_zero():
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize("stratified", [False, True, "systematic"])
 def test_prioritized_law_and_probabilities(stratified):
     sampler = jr.Prioritized(alpha=0.7, stratified=stratified, normalize="global")
     td_errors = seeds.rng(0).exponential(size=60)
@@ -177,10 +177,13 @@ def test_prioritized_law_and_probabilities(stratified):
     counts = np.bincount(slots, minlength=60)
     assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4
     edges = np.searchsorted(np.cumsum(law), (np.arange(100_000) + 0.5) / 100_000)
-    assert (np.mean(np.abs(edges - np.asarray(slots)) <= 1) > 0.999) == stratified
+    assert (np.mean(np.abs(edges - np.asarray(slots)) <= 1) > 0.999) == bool(stratified)
+    assert (np.abs(counts - law * len(slots)).max() < 1.02) == (stratified == "systematic")
     first, second = (np.asarray(slots) > np.median(slots)).reshape(-1, 2).T
     pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
-    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != stratified  # independent draws tell nothing of each other
+    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != bool(
+        stratified
+    )  # independent draws tell nothing of each other
 
 
 @pytest.mark.parametrize("num_shards", [0, 4])

@@ -37,11 +37,6 @@ def filled(sampler, capacity=ROWS):
     return insert(sampler, sampler.init(capacity), np.arange(capacity), np.ones(capacity, bool))
 
 
-def put(sampler, state, slots, drawable):
-    more = (0, ROWS - len(slots))  # rows out of range, which are dropped
-    return insert(sampler, state, np.pad(slots, more, constant_values=state.tree.capacity), np.pad(drawable, more))
-
-
 def update(sampler, state, slots, td_errors, mask=None):
     mask, more = np.ones(len(slots), bool) if mask is None else mask, (0, max(ROWS - len(slots), 0))
     told = np.asarray(slots, np.int32), np.asarray(td_errors, np.float32), mask
@@ -228,7 +223,8 @@ def test_labml_traces():
         for op in case["ops"]:
             if op["op"] == "add":
                 for _ in range(op["count"]):
-                    state = put(sampler, state, np.array([cursor]), np.array([True]))
+                    slots = np.where(np.arange(ROWS) == 0, cursor, most)  # the others are out of range, and dropped
+                    state = insert(sampler, state, slots, np.ones(ROWS, bool))
                     cursor = (cursor + 1) % capacity
             else:
                 state = update(sampler, state, op["idx"], op["priority"])

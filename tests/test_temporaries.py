@@ -271,8 +271,8 @@ def check_order(buffer, order, seeds=0, same_items=False, **scan):
     def step(carry, key):
         state, indices, td_errors = carry
         for number, operation in enumerate(order):
-            new, own_key = items + td_errors[:, None], jax.random.fold_in(key, number)
-            keys, named = (own_key,) if is_reservoir else (), no_ends(buffer, items)
+            new, own_key = items + td_errors[:, None], functools.partial(jax.random.fold_in, key, number)
+            keys, named = (own_key(),) if is_reservoir else (), no_ends(buffer, items)
             if is_reservoir and not same_items:
                 named["mask"] = jax.random.bernoulli(key, 0.5, (BATCH,))
             if operation == "insert":  # with TD errors
@@ -288,7 +288,7 @@ def check_order(buffer, order, seeds=0, same_items=False, **scan):
             elif operation == "newest":
                 indices = buffer.newest(state, BATCH)
             else:
-                drawn = buffer.sample(state, own_key, BATCH)
+                drawn = buffer.sample(state, own_key(), BATCH)
                 indices, td_errors = drawn.indices, td_errors + drawn.weights + drawn.items.reshape(BATCH, -1)[:, 0]
         return (state, indices, td_errors), None
 

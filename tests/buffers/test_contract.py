@@ -203,15 +203,11 @@ def test_eager_calls_run_under_checks_of_jax():
         run(*second)
 
 
-def draw_from(name):
-    buffer, shape = CONTRACTS[name]
-    return lambda key: buffer.sample(buffer.init(items(*shape)), key, 2)
-
-
 GOALS, ONE = {name: np.ones((2, 3)) for name in ("achieved_goal", "desired_goal", "reward")}, np.ones((1, 1))
 RESERVOIR, POOLS = jr.ReservoirBuffer(capacity=2), jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9)
 EPISODES = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
-DRAWS = {name: draw_from(name) for name in CONTRACTS} | {
+DRAWS = {
+    **{name: lambda key, x=x: x[0].sample(x[0].init(items(*x[1])), key, 2) for name, x in CONTRACTS.items()},
     "uniform": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(ONE), key, 2),
     "add": lambda key: RESERVOIR.add(RESERVOIR.init(ONE), ONE, key),
     "later": lambda key: EPISODES.later(EPISODES.init(ONE), key, np.zeros(2, np.int32)),

@@ -14,9 +14,6 @@ from scipy.stats import chisquare
 import jaxreplay as jr
 from jaxreplay import sum_tree
 
-PER = functools.partial(jr.Prioritized, alpha=0.7, beta=0.6, epsilon=0.01)
-DISTINCT = jr.Uniform(replacement=False)
-
 
 def tagged(first, *shape):
     return items(first + np.arange(np.prod(shape)).reshape(shape))
@@ -82,10 +79,10 @@ def test_law_of_windows_in_episodes(windows):
 @pytest.mark.law
 def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
     """Of a batch, and of the last batch of an epoch."""
-    buffer, state = replay(DISTINCT, 30)
+    buffer, state = replay(jr.Uniform(replacement=False), 30)
     keys = jax.random.split(seeds.key(0), 65_000)
-    for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 3, step=7)):
-        drawn = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+    draws = jax.jit(jax.vmap(lambda key: (buffer.sample(state, key, 3), buffer.epoch(state, key, 3, step=7))))(keys)
+    for drawn in jax.device_get(draws):
         ids = drawn.items["id"] - 6
         assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
         for one, other in ((0, 1), (1, 2), (0, 2)):
@@ -97,7 +94,7 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
 
 @pytest.mark.versions
 def test_wrong_arguments():
-    buffer, state = replay(PER(), 10)
+    buffer, state = replay(jr.Prioritized(), 10)
     key = jax.random.key(0)
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
     rejects("replacement=0: must be True or False", jr.Uniform, replacement=0)

@@ -1,7 +1,6 @@
 """What is written: priorities at insertion, handles of what was added, values written back, rollouts."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -10,8 +9,6 @@ import pytest
 from helpers import items, over_devices, rejects
 
 import jaxreplay as jr
-
-PER = functools.partial(jr.Prioritized, alpha=0.7, epsilon=0.01)
 
 
 def ids(first, *shape):
@@ -61,7 +58,7 @@ def test_parts_of_a_transition_batch_are_written():
 
 @pytest.mark.parametrize("num_shards", [0, 2])
 def test_a_rollout_is_inserted_in_order_of_time(num_shards):
-    flat, rollouts = (jr.ReplayBuffer(capacity=24, sampler=PER(), axes=axes) for axes in (1, 2))
+    flat, rollouts = (jr.ReplayBuffer(capacity=24, sampler=jr.Prioritized(), axes=axes) for axes in (1, 2))
     if num_shards:
         flat, rollouts = (over_devices(buffer, num_shards) for buffer in (flat, rollouts))
     batch = ids(0, 3, 4)

@@ -301,7 +301,7 @@ def draws_of_equal_leaves(seed, bits):
     return stratified, sum_tree.sample_with(tree, bits, stratified="systematic")
 
 
-@pytest.mark.parametrize("capacity", [1, 41, 47, 64, 83, 107, 1000])  # by the reciprocal those of four are wrong
+@pytest.mark.parametrize("capacity", [1, 41, 64, 107, 1000])  # by the reciprocal those of 41 and 107 are wrong
 def test_as_many_draws_as_equal_leaves_find_each_once(capacity):
     for seed, offset in enumerate((0, 1, 2**31, 2**32 - 1)):
         bits = np.full((2, capacity), offset, np.uint32)

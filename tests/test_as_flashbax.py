@@ -219,15 +219,3 @@ def test_what_differs_is_as_its_head_says(ours):
     positive, negative = (buffer.sample(state, key).probabilities for state in signed)
     np.testing.assert_array_equal(positive, negative)
     assert np.ptp(positive) > 0.1
-
-
-@pytest.mark.slow
-def test_starts_of_a_full_uniform_buffer_with_a_period(ours):
-    """Ours are counted from the first step, flashbax's from the oldest one."""
-    found = []
-    for buffer in makers(ours, "trajectory", of_time(3, 2, max_length_time_axis=8) | {"add_batch_size": 1}):
-        batch, _ = numbered(0, (1, 8))
-        more, _ = numbered(8, (1, 1))
-        state = buffer.add(buffer.add(buffer.init(numbered(0, ())[0]), batch), more)
-        found.append(drawn(buffer, state)[0][:, 0].tolist())
-    assert found == [[1, 3, 5], [2, 4, 6]]

@@ -55,8 +55,7 @@ OPERATIONS_OF_BUFFERS = [
 ]
 
 
-def check(function, state, *arguments):
-    program = compiled(jax.jit(function, donate_argnums=0), state, *arguments)
+def check(program, state):
     storage = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.storage))
     assert storage >= 200e6
     assert program.memory_analysis().temp_size_in_bytes < 0.01 * storage
@@ -163,7 +162,7 @@ LARGE = {
 
 @pytest.mark.parametrize(("kind", "sampler", "operation", "seeds"), often(ALWAYS, OPERATIONS_OF_BUFFERS))
 def test_no_copy(kind, sampler, operation, seeds):
-    check_operation(LARGE[kind](SAMPLERS[sampler], seeds), ITEMS, operation, seeds)
+    check(*compiled_operation(LARGE[kind](SAMPLERS[sampler], seeds), ITEMS, operation, seeds))
 
 
 def test_no_copy_where_an_added_leaf_is_made_of_another_stored_one():
@@ -174,13 +173,14 @@ def test_no_copy_where_an_added_leaf_is_made_of_another_stored_one():
         drawn = buffer.sample(state, key, BATCH).items
         return buffer.add(state, items | {"reward": jnp.mean(drawn["frame"], axis=(1, 2), dtype=jnp.float32)})
 
-    check(step, abstract(buffer, ITEMS, 0), ITEMS, jax.eval_shape(lambda: jax.random.key(0)))
+    state, key = abstract(buffer, ITEMS, 0), jax.eval_shape(lambda: jax.random.key(0))
+    check(compiled(jax.jit(step, donate_argnums=0), state, ITEMS, key), state)
 
 
 @pytest.mark.parametrize("seeds", [0, rarely(8)])
 @pytest.mark.parametrize("kind", ["replay", "sequence"])
 def test_no_copy_whatever_the_dtype(kind, seeds):
-    check_operation(LARGE[kind](jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds)
+    check(*compiled_operation(LARGE[kind](jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds))
 
 
 CLOSING = often([("episodes", 0)], list(itertools.product(["episodes", "inside", "cut"], (0, 8))))
@@ -236,57 +236,59 @@ def test_no_copy_of_uses(kind, operation, seeds):
         if kind == "sequence":
             sizes = {"length": capacity // BATCH, "num_envs": BATCH, "sequence_length": 4}
             buffer = jr.SequenceBuffer(**sizes, **uses, windows="inside")
-        items = {"x": ITEMS["reward"]}
-        function, *arguments = for_seeds(operations(buffer)[operation], items, seeds)
-        program = compiled(jax.jit(function, donate_argnums=0), abstract(buffer, items, seeds), *arguments)
+        program, _ = compiled_operation(buffer, {"x": ITEMS["reward"]}, operation, seeds)
         return program.memory_analysis().temp_size_in_bytes
 
     # Of each level of the trees a GPU keeps some numbers of each draw.
     assert temporary(2**18) < 1.1 * temporary(2**12) + 4096 * max(seeds if TARGET else 1, 1)
 
 
-def check_operation(buffer, items, operation, seeds):
-    function, *arguments = for_seeds(operations(buffer)[operation], items, seeds)
-    check(function, abstract(buffer, items, seeds), *arguments)
-
-
-def for_seeds(function, items, seeds):
-    """A function of `operations` for so many seeds, or none, and its arguments after the state."""
-    mask = jax.ShapeDtypeStruct((BATCH,), jnp.bool_)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+def compiled_operation(buffer, items, operation, seeds):
+    """The program of one of `operations` for so many seeds, or none, and its abstract state."""
+    function, mask = operations(buffer)[operation], jax.ShapeDtypeStruct((BATCH,), jnp.bool_)
+    key, state = jax.eval_shape(lambda: jax.random.key(0)), abstract(buffer, items, seeds)
     if seeds:
-        function = jax.vmap(function, in_axes=(0, None, None, 0))
-        key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
-    return function, items, mask, key
+        function, key = jax.vmap(function, in_axes=(0, None, None, 0)), stacked(key, seeds)
+    return compiled(jax.jit(function, donate_argnums=0), state, items, mask, key), state
 
 
-def cycle(length):
-    """A cycle of "add", "sample" and "update" in which each sequence of `length` occurs once (de Bruijn)."""
-    letters = ["sample"] * length
+def cycle(length, names=("update", "add", "sample")):
+    """A cycle of operations in which each sequence of `length` occurs once (de Bruijn)."""
+    letters = [names[-1]] * length
     seen = {tuple(letters)}
-    while len(seen) < 3**length:
+    while len(seen) < len(names) ** length:
         last = tuple(letters[len(letters) - length + 1 :])
-        letters.append(next(x for x in ("update", "add", "sample") if (*last, x) not in seen))
+        letters.append(next(x for x in names if (*last, x) not in seen))
         seen.add((*last, letters[-1]))
-    return letters[: 3**length]
+    return letters[: len(names) ** length]
 
 
 def check_order(buffer, order, seeds=0, same_items=False, **scan):
     """Check that a scan whose steps are the operations in `order` copies neither the storage nor a tree."""
-    items = np.zeros((BATCH, 2) if isinstance(buffer, jr.ReplayBuffer) else (2, BATCH, 2), np.float32)
+    items = np.zeros((2, BATCH, 2) if isinstance(buffer, jr.SequenceBuffer) else (BATCH, 2), np.float32)
+    is_reservoir = isinstance(buffer, jr.ReservoirBuffer)
 
     def step(carry, key):
         state, indices, td_errors = carry
-        for operation in order:
-            if operation == "add":
-                added = items if same_items else items + td_errors[0]
-                state = buffer.add(state, added, **no_ends(buffer, items))
+        for number, operation in enumerate(order):
+            new, own_key = items + td_errors[:, None], functools.partial(jax.random.fold_in, key, number)
+            keys, named = (own_key(),) if is_reservoir else (), no_ends(buffer, items)
+            if is_reservoir and not same_items:
+                named["mask"] = jax.random.bernoulli(key, 0.5, (BATCH,))
+            if operation == "insert":  # with TD errors
+                named["td_errors"] = jnp.broadcast_to(td_errors, items.shape[:-1])
+            if operation in ("add", "insert"):
+                state = buffer.add(state, items if same_items else new, *keys, **named)
             elif operation == "clear":
                 state = buffer.clear(state)
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
+            elif operation == "set":
+                state = buffer.set(state, indices, buffer.get(state, indices) + td_errors[0])
+            elif operation == "newest":
+                indices = buffer.newest(state, BATCH)
             else:
-                drawn = buffer.sample(state, key, BATCH)
+                drawn = buffer.sample(state, own_key(), BATCH)
                 indices, td_errors = drawn.indices, td_errors + drawn.weights + drawn.items.reshape(BATCH, -1)[:, 0]
         return (state, indices, td_errors), None
 
@@ -294,7 +296,7 @@ def check_order(buffer, order, seeds=0, same_items=False, **scan):
     program = compiled_scan(step, (state, np.zeros(BATCH, np.int32), np.zeros(BATCH, np.float32)), seeds, **scan)
     assert big_copies(program.as_text(), max(seeds, 1) * jax.tree.leaves(state.storage)[0].size // 32) == []
     whole = max(seeds, 1) * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    assert program.memory_analysis().temp_size_in_bytes < 0.1 * whole
+    assert program.memory_analysis().temp_size_in_bytes < 0.01 * whole
 
 
 BUFFERS = {
@@ -302,34 +304,43 @@ BUFFERS = {
     "sequence": lambda sampler: jr.SequenceBuffer(
         length=2**18 // BATCH, num_envs=BATCH, sequence_length=3, sampler=sampler, windows="cut"
     ),
+    "reservoir": lambda sampler: jr.ReservoirBuffer(capacity=2**18, sampler=sampler),
 }
 
+PAIRS, PAIRS_WITH_SET = cycle(2), cycle(2, ("set", "update", "add", "sample"))
+STEPS = ["add", "sample", "update"], ["sample", "update", "add"]
+CLEARED = ["add", "sample", "update", "clear", "add", "update", "sample", "clear", "clear", "sample"]
+WRITES = ["insert", "sample", "set", "update", "newest"]
+SAME = {"same_items": True}  # which do not depend on what was drawn
+ORDERS = [
+    ("sequence", "global", PAIRS, 4, {}),
+    ("sequence", "uniform", CLEARED, 4, {}),  # priorities are written anew in any case
+    ("replay", "prioritized", STEPS[0], 0, SAME | {"unroll": 2}),
+    ("reservoir", "uniform", STEPS[1], 4, SAME),
+    ("reservoir", "uniform", ["sample", "set", "add", "sample", "add"], 0, {}),
+    ("sequence", "prioritized", WRITES, 0, {}),
+]
+RARE_ORDERS = [
+    *itertools.product(["replay", "sequence"], SAMPLERS, [PAIRS], (0, 4), [{}]),
+    ("replay", "prioritized", cycle(3), 0, {}),
+    ("sequence", "prioritized", cycle(3), 4, {}),
+    *itertools.product(["replay"], ["uniform"], [CLEARED], (0, 4), [{}]),
+    *itertools.product(["replay", "sequence"], ["uniform", "prioritized"], STEPS, (0,), [SAME | {"unroll": 2}]),
+    *itertools.product(["reservoir"], SAMPLERS, [PAIRS_WITH_SET], (0, 4), [{}]),
+    *itertools.product(["reservoir"], ["prioritized"], STEPS, (0, 4), [SAME]),
+    ("reservoir", "prioritized", ["sample", "add", "sample", "update", "add"], 0, {}),
+    ("replay", "stored", WRITES, 0, {}),
+]
 
-PAIRS_OF_OPERATIONS = often([("sequence", "global", 2, 4)], list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))))
-CLEARED = "add", "sample", "update", "clear", "add", "update", "sample", "clear", "clear", "sample"
 
-
-@pytest.mark.parametrize(("buffer", "seeds"), [("sequence", 4), rarely(("replay", 0)), rarely(("replay", 4))])
-def test_no_copy_of_the_storage_where_a_buffer_is_cleared(buffer, seeds):
-    """Priorities are written anew in any case."""
-    check_order(BUFFERS[buffer](jr.Uniform()), CLEARED, seeds)
-
-
-MORE_OPERATIONS = [rarely(("replay", "prioritized", 3, 0)), rarely(("sequence", "prioritized", 3, 4))]
-
-
-@pytest.mark.parametrize(("buffer", "sampler", "length", "seeds"), PAIRS_OF_OPERATIONS + MORE_OPERATIONS)
-def test_no_copy_in_any_order_of_operations(buffer, sampler, length, seeds):
-    """All sequences of `length` operations follow one another; what is drawn is used in what comes after it."""
-    check_order(BUFFERS[buffer](SAMPLERS[sampler]), cycle(length), seeds)
-
-
-@pytest.mark.parametrize("order", [["add", "sample", "update"], rarely(["sample", "update", "add"])], ids="-".join)
-@pytest.mark.parametrize("sampler", ["prioritized", rarely("uniform")])
-@pytest.mark.parametrize("buffer", ["replay", rarely("sequence")])
-def test_an_update_comes_between_draws_and_additions(buffer, sampler, order):
-    """Of two steps at once, with items that do not depend on what was drawn."""
-    check_order(BUFFERS[buffer](SAMPLERS[sampler]), order, same_items=True, unroll=2)
+@pytest.mark.parametrize(
+    ("buffer", "sampler", "order", "seeds", "settings"),
+    [*ORDERS, *(rarely(case) for case in RARE_ORDERS if case not in ORDERS)],
+)
+def test_no_copy_in_any_order_of_operations(buffer, sampler, order, seeds, settings):
+    """What is drawn is used in what comes after it; in a cycle all sequences of so many operations follow another."""
+    sampler = {**SAMPLERS, "stored": jr.Prioritized(max_priority="stored")}[sampler]
+    check_order(BUFFERS[buffer](sampler), order, seeds, **settings)
 
 
 def flops(function, state, *arguments):
@@ -445,6 +456,6 @@ def test_the_check_sees_a_copy():
         return lax.cond(flag, lambda s: buffer.add(s, items), lambda s: s, state)
 
     flags = jax.ShapeDtypeStruct((8,), jnp.bool_)
-    function = jax.vmap(add, in_axes=(0, 0, None))
+    program = compiled(jax.jit(jax.vmap(add, in_axes=(0, 0, None)), donate_argnums=0), state, flags, ITEMS)
     with pytest.raises(AssertionError):
-        check(function, state, flags, ITEMS)
+        check(program, state)

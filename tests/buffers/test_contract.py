@@ -1,6 +1,5 @@
 """The contract of `jaxreplay.testing` over every buffer of the package, and what it does not check."""
 
-import contextlib
 import dataclasses
 import functools
 
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 import seeds
 import twins
-from helpers import at, compilations, no_ends, over_devices, rarely, rejects, stack, types
+from helpers import at, compilations, over_devices, rarely, rejects, stack, types
 from jax import lax
 
 import jaxreplay as jr
 from jaxreplay import sum_tree, testing
+from jaxreplay.testing._buffers import _adder
 
 pytestmark = pytest.mark.versions
 
@@ -72,46 +72,34 @@ def test_every_buffer_of_the_package_has_a_contract():
     assert {type(buffer) for buffer, _ in CONTRACTS.values()} == kinds
 
 
-# That of a replay buffer is always checked with every sampler, in tests/samplers/test_every_sampler.py.
-@pytest.mark.parametrize("name", [rarely("replay"), *[*CONTRACTS][1:], *map(rarely, MORE_CONTRACTS)])
-def test_the_contract(name):
+# Replay buffers with every sampler, in a mixture, are always checked in tests/samplers/test_every_sampler.py.
+@pytest.mark.parametrize(
+    ("name", "num_seeds"),
+    [*((x, 1) for x in ("reservoir", "sequence", "sharded")), *(rarely((x, 20)) for x in CONTRACTS | MORE_CONTRACTS)],
+)
+def test_the_contract(name, num_seeds):
     buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
-    testing.check_buffer(buffer, jax.eval_shape(lambda: items(*shape)), key=seeds.key(0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONTRACTS | MORE_CONTRACTS)
-def test_the_contract_with_twenty_seeds(name):
-    buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
-    for seed in range(20):
+    for seed in range(num_seeds):
         testing.check_buffer(buffer, jax.eval_shape(lambda: items(*shape)), key=seeds.key("contract", seed))
-
-
-def add(buffer, state, batch, key):
-    """All sources of a mixture are given the same."""
-    if isinstance(buffer, jr.Mixture):
-        return tuple(add(x, its, batch, key) for x, its in zip(buffer.buffers, state, strict=True))
-    keys = (key,) if isinstance(getattr(buffer, "buffer", buffer), jr.ReservoirBuffer) else ()
-    return buffer.add(state, batch, *keys, **no_ends(buffer, batch))
 
 
 @pytest.mark.parametrize("name", [x if x == "counted" else rarely(x) for x in CONTRACTS | MORE_CONTRACTS])
 def test_eager_calls_a_scan_and_vmap_agree_bit_for_bit_and_nothing_recompiles(name):
     """Of which the contract asks to a bit or two."""
     buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
-    first, steps = items(*shape), 6
+    first, steps, add = items(*shape), 6, _adder(buffer)
     each = [first | {"id": first["id"] + t * first["id"].size} for t in range(steps)]
     batches, keys = stack(*each), jax.random.split(jax.random.key(0), (2, steps))
 
     def step(state, batch, key):
-        state = add(buffer, state, batch, key)
+        state = add(state, batch, key)
         sample = buffer.sample(state, key, 8)
         return buffer.update(state, sample.indices, jax.random.normal(key, (8,))), sample
 
     def begin(key):  # with items to draw
         state = buffer.init(first)
         for batch in each[:4]:
-            state = add(buffer, state, batch, key)
+            state = add(state, batch, key)
         return state
 
     def run(keys):
@@ -147,11 +135,11 @@ KINDS = ["replay", "reservoir", "sequence", "sharded"]
 def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
     (buffer, shape), key = CONTRACTS[name], jax.random.key(0)
     x = np.arange(np.prod(shape) * 1.0).reshape(shape)
-    W = None if factor == 1 else np.full(shape, factor)
+    W, add = None if factor == 1 else np.full(shape, factor), _adder(buffer)
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=W)
 
     def draw(state):
-        state = add(buffer, add(buffer, state, batch, key), batch, key)
+        state = add(add(state, batch, key), batch, key)
         state = buffer.update(state, buffer.sample(state, key, 16).indices, 1.0 + np.arange(16))
         sample = buffer.sample(state, key, 16)
         return sample, buffer.get(state, sample.indices).S
@@ -172,11 +160,11 @@ def places(state):
 @pytest.mark.parametrize("name", KINDS)
 def test_eager_calls_donate_and_keep_the_storage_in_place(name):
     (buffer, shape), key = CONTRACTS[name], jax.random.key(0)
-    batch = items(*shape)
+    batch, add = items(*shape), _adder(buffer)
     state = buffer.init(batch)
     rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
     for call in (
-        lambda s: add(buffer, s, batch, key),
+        lambda s: add(s, batch, key),
         lambda s: buffer.update(s, np.arange(4), np.ones(4)),
         buffer.clear,
     ):
@@ -188,15 +176,7 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name):
         state = new
 
 
-CHECKS = {
-    "transfers": lambda: jax.transfer_guard("disallow"),
-    "infs": lambda: jax.debug_infs(True),
-    "nans": lambda: jax.debug_nans(True),
-}
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_eager_calls_run_under_checks_of_jax(check):
+def test_eager_calls_run_under_checks_of_jax():
     """The first time they do without: programs are compiled, and constants sent to the device."""
     buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(normalize="global"), donate=False)
     pools, tracer = POOLS, jr.NStep(n=2, gamma=0.9, num_envs=2)
@@ -205,29 +185,29 @@ def test_eager_calls_run_under_checks_of_jax(check):
     )
     step, (handles, _), ones = (numbers, numbers, numbers, flags, flags, numbers), groups, jax.device_put(np.ones(3))
     tree, key, td_errors = sum_tree.init(4, track_minimum=True), jax.random.key(0), jax.device_put(np.ones(8))
-    states = [(buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
-    for i, (replay, tracing, state) in enumerate(states):
-        with CHECKS[check]() if i else contextlib.nullcontext():
-            replay = buffer.add(replay, batch)
-            replay = buffer.update(replay, buffer.sample(replay, key, 8).indices, td_errors)
-            buffer.is_full(replay), buffer.is_empty(replay), buffer.can_sample(replay, 3)
-            buffer.get(replay, handles)
-            tracer.flush(tracer.add(tracing, *step)[0])
-            state, _ = pools.update(state, *groups)
-            pools.sample(state, key, 3), pools.metrics(state), pools.pool_of(state), pools.reset_metrics(state)
-            updated = sum_tree.update(tree, handles, ones)
-            sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
 
+    def run(replay, tracing, state):
+        replay = buffer.add(replay, batch)
+        replay = buffer.update(replay, buffer.sample(replay, key, 8).indices, td_errors)
+        buffer.is_full(replay), buffer.is_empty(replay), buffer.can_sample(replay, 3)
+        buffer.get(replay, handles)
+        tracer.flush(tracer.add(tracing, *step)[0])
+        state, _ = pools.update(state, *groups)
+        pools.sample(state, key, 3), pools.metrics(state), pools.pool_of(state), pools.reset_metrics(state)
+        updated = sum_tree.update(tree, handles, ones)
+        sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
 
-def draw_from(name):
-    buffer, shape = CONTRACTS[name]
-    return lambda key: buffer.sample(buffer.init(items(*shape)), key, 2)
+    first, second = [(buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
+    run(*first)
+    with jax.transfer_guard("disallow"), jax.debug_infs(True), jax.debug_nans(True):
+        run(*second)
 
 
 GOALS, ONE = {name: np.ones((2, 3)) for name in ("achieved_goal", "desired_goal", "reward")}, np.ones((1, 1))
 RESERVOIR, POOLS = jr.ReservoirBuffer(capacity=2), jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9)
 EPISODES = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
-DRAWS = {name: draw_from(name) for name in CONTRACTS} | {
+DRAWS = {
+    **{name: lambda key, x=x: x[0].sample(x[0].init(items(*x[1])), key, 2) for name, x in CONTRACTS.items()},
     "uniform": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(ONE), key, 2),
     "add": lambda key: RESERVOIR.add(RESERVOIR.init(ONE), ONE, key),
     "later": lambda key: EPISODES.later(EPISODES.init(ONE), key, np.zeros(2, np.int32)),

@@ -127,15 +127,6 @@ def test_arrays_in_files_are_numpy_arrays_too(tmp_path):
     check(CALLS["add"], np.memmap(tmp_path / "rows", np.float32, "w+", shape=(B, 32)))
 
 
-@pytest.mark.parametrize("offset", [rarely(4), 0])
-def test_what_a_program_of_the_users_own_is_given_must_be_copies(offset):
-    """As the guides say; these are the user's own to make."""
-    buffer = jr.ReplayBuffer(capacity=B, donate=False)
-    x = aligned((B * 32 + 1,))[offset // 4 :][: B * 32].reshape(B, 32)
-    state, program = buffer.init(x), jax.jit(buffer.add)
-    check(lambda x: program(state, np.array(x)).storage, x)
-
-
 def pointers(tree):
     """Addresses of all arrays, of each device's part."""
     arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and x.size]

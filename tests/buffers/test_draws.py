@@ -9,15 +9,10 @@ import oracles
 import pytest
 import seeds
 from helpers import items, over_devices, rarely, rejects, tree_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
-
-PER = functools.partial(jr.Prioritized, alpha=0.7, beta=0.6, epsilon=0.01)
-DISTINCT = jr.Uniform(replacement=False)
 
 
 def tagged(first, *shape):
@@ -33,60 +28,27 @@ def replay(sampler, num_added):
     return buffer, state
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def draws_of_a_run(tree, start, size, key, count):
-    """Of the tree restricted: total, minimum where it is tracked, and draws independent and stratified."""
-    tree = sum_tree.restrict(tree, start, size)
-    draws = [sum_tree.sample(tree, key, count, stratified=stratified) for stratified in (False, True)]
-    return sum_tree.total(tree), None if tree.minima is None else sum_tree.minimum(tree), draws
-
-
-@settings(max_examples=30)
-@given(
-    fanout=st.sampled_from([8, 128]),
-    start=st.integers(0, 299),
-    size=st.integers(0, 300),
-    zeros=st.sampled_from([0.0, 0.5, 0.95]),
-)
-def test_a_restricted_tree_equals_a_tree_of_the_run_alone(fanout, start, size, zeros):
-    rng = seeds.rng(1000 * start + size)
-    leaves = (rng.lognormal(sigma=4, size=300) * (rng.random(300) >= zeros)).astype(np.float32)
-    run = (start + np.arange(size)) % 300
-    tree = tree_of(leaves, fanout=fanout, track_minimum=True)
-    key = jax.random.key(size)
-    total, minimum, found = jax.device_get(draws_of_a_run(tree, np.int32(start), np.int32(size), key, 64))
-    np.testing.assert_allclose(total, leaves[run].sum(dtype=np.float64), rtol=1e-5)
-    positive = leaves[run][leaves[run] > 0]
-    assert minimum == positive.min(initial=np.inf)
-    if len(positive):
-        for draws, values in found:
-            assert np.all(np.isin(draws, run[leaves[run] > 0]))
-            np.testing.assert_array_equal(values, leaves[draws])
-
-
 @pytest.mark.law
 @pytest.mark.parametrize("power", [16, rarely(24)])
 def test_short_runs_of_large_trees_are_exact(power):
     """As differences of prefix sums these would be noise: what is left out is 10^6 times as heavy."""
     capacity, size, start = 2**power, 1000, 2**power - 300
-    leaves = np.full(capacity, 1e6, np.float32)
+    leaves, ways = np.full(capacity, 1e6, np.float32), (False, True)
     run = (start + np.arange(size)) % capacity
     leaves[run] = seeds.rng(0).lognormal(size=size)
-    total, _, found = draws_of_a_run(tree_of(leaves), np.int32(start), np.int32(size), seeds.key(0), 150_000)
+
+    @jax.jit
+    def draw(tree, start, size, key):
+        tree = sum_tree.restrict(tree, start, size)
+        return sum_tree.total(tree), [sum_tree.sample(tree, key, 150_000, stratified=way)[0] for way in ways]
+
+    total, found = jax.device_get(draw(tree_of(leaves), np.int32(start), np.int32(size), seeds.key(0)))
     mass = leaves[run].sum(dtype=np.float64)
     np.testing.assert_allclose(total, mass, rtol=1e-6)
-    for stratified, (draws, _) in zip((False, True), found, strict=True):
-        counts = np.bincount((np.asarray(draws) - start) % capacity, minlength=size)
+    for stratified, draws in zip(ways, found, strict=True):
+        counts = np.bincount((draws - start) % capacity, minlength=size)
         assert len(counts) == size
         assert chisquare(counts, 150_000 * leaves[run] / mass).pvalue > (1e-4 if not stratified else 0.5)
-
-
-def test_nothing_is_young_enough_where_a_traced_bound_says_so():
-    for sampler in (jr.Uniform(), PER()):
-        buffer, state = replay(sampler, 10)
-        drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, max_age=np.int32(0))
-        for x, value in ((drawn.indices, -1), (drawn.age, -1), (drawn.weights, 0), (drawn.probabilities, 0)):
-            np.testing.assert_array_equal(x, np.full(4, value))
 
 
 @pytest.mark.law
@@ -117,10 +79,10 @@ def test_law_of_windows_in_episodes(windows):
 @pytest.mark.law
 def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
     """Of a batch, and of the last batch of an epoch."""
-    buffer, state = replay(DISTINCT, 30)
+    buffer, state = replay(jr.Uniform(replacement=False), 30)
     keys = jax.random.split(seeds.key(0), 65_000)
-    for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 3, step=7)):
-        drawn = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+    draws = jax.jit(jax.vmap(lambda key: (buffer.sample(state, key, 3), buffer.epoch(state, key, 3, step=7))))(keys)
+    for drawn in jax.device_get(draws):
         ids = drawn.items["id"] - 6
         assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
         for one, other in ((0, 1), (1, 2), (0, 2)):
@@ -130,29 +92,9 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
         np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.0, rarely(1.0)])
-def test_the_weighted_mean_of_systematic_draws_is_unbiased(alpha):
-    """With equal priorities it varies less than that of independent draws.
-
-    Items in order of time are a trend. For a trend stratified draws vary least (Cochran 1977, Sampling Techniques,
-    section 8.4).
-    """
-    variance = {}
-    for kind in (False, True, "systematic"):
-        sampler = jr.Prioritized(alpha=alpha, beta=1.0, normalize=None, stratified=kind, epsilon=0.01)
-        buffer, state = replay(sampler, 24)
-        draw = jax.jit(jax.vmap(lambda key, b=buffer, s=state: b.sample(s, key, 16)))
-        sample = jax.device_get(draw(jax.random.split(seeds.key(6), 4000)))
-        means = np.mean(sample.weights * np.asarray(sample.items["id"], np.float64), axis=1)
-        assert abs(means.mean() - 11.5) < 4 * means.std() / np.sqrt(len(means))
-        variance[kind] = means.var()
-    if alpha == 0:
-        assert variance[True] < variance["systematic"] < variance[False] / 5
-
-
 @pytest.mark.versions
 def test_wrong_arguments():
-    buffer, state = replay(PER(), 10)
+    buffer, state = replay(jr.Prioritized(), 10)
     key = jax.random.key(0)
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
     rejects("replacement=0: must be True or False", jr.Uniform, replacement=0)

@@ -22,7 +22,8 @@ def make(windows, stride=1, length=40, sequence_length=5):
     return jr.SequenceBuffer(**sizes, windows=windows, donate=False)
 
 
-def test_one_source_of_a_mixture_and_a_shared_buffer():
+def test_wrappers_close_streams_and_clear():
+    """One source of a mixture, or all; what threads share, and what is bound."""
     source, ones = make("inside", sequence_length=2), np.ones((2, ENVS), np.int32)
     none = {"ends": ones == 0}
     mixture = jr.Mixture(buffers=(source, source))
@@ -39,6 +40,8 @@ def test_one_source_of_a_mixture_and_a_shared_buffer():
     assert tuple(map(int, mixture.sizes(state))) == (3 * ENVS, 2 * ENVS + 1)
     with shared.state() as cell:
         chex.assert_trees_all_equal(cell.state, state)
+    shared.clear()
+    assert shared.size() == 0
     alone = jr.Shared(source, source.add(source.init(ones), ones, **none))
     alone.end_streams()
     alone.add(ones, **none)
@@ -46,6 +49,8 @@ def test_one_source_of_a_mixture_and_a_shared_buffer():
     bound = jr.bind(source, source.add(source.init(ones), ones, **none))
     assert len(bound.end_streams().add(ones, **none)) == 2 * ENVS
     rejects("source=2", mixture.end_streams, state, 2)
+    bound = jr.bind(mixture, state).clear()
+    assert (type(bound.state), tuple(map(int, mixture.sizes(bound.state)))) == (tuple, (0, 0))
 
 
 @pytest.mark.parametrize("windows", ["any", "cut"])

@@ -15,32 +15,9 @@ import jaxreplay as jr
 from jaxreplay.buffers import _later_steps
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def later(buffer, state, key, indices, law, gamma=0.99):
-    return buffer.later(state, key, indices, law=law, gamma=gamma)
-
-
-def rows(first, num_steps, num_envs):
-    """Rows that say where they are: 10 * time + environment + 1."""
-    time = np.arange(first, first + num_steps, dtype=np.int32)[:, None]
-    return {"id": 10 * time + np.arange(num_envs, dtype=np.int32) + 1}
-
-
-def grown(buffer, state, twin, num_steps, rng, end=0.15):
-    """The state and its twin after more rows, whose episodes end at random."""
-    num_envs = twin.num_envs
-    new, ends = rows(len(twin.steps), num_steps, num_envs), rng.random((num_steps, num_envs)) < end
-    twin.store(new["id"], ends)
-    return buffer.add(state, new, ends=ends)
-
-
-def place(ids):
-    return (np.asarray(ids) - 1) // 10, (np.asarray(ids) - 1) % 10
-
-
-def counts(twin, ids):
-    """How many later rows there are behind those of first rows."""
-    return np.array([twin.num_later(*x) for x in zip(*place(ids), strict=True)])
+def rows(first, num_steps):
+    """Rows of two environments that say where they are: 10 * time + environment + 1."""
+    return 10 * np.arange(first, first + num_steps, dtype=np.int32)[:, None] + np.arange(1, 3, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +25,14 @@ def long():
     """A buffer with overwritten rows, its state, handles of three sequences, and how many later rows each has."""
     buffer = jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, hindsight=True, donate=False)
     twin, rng = oracles.SequenceTwin(80, 2, 2, 1), seeds.rng(0)
-    state = buffer.init(rows(0, 1, 2))
-    for _ in range(5):
-        state = grown(buffer, state, twin, 30, rng, end=0.02)
+    state = buffer.init(rows(0, 1))
+    for first in range(0, 150, 30):
+        new, ends = rows(first, 30), rng.random((30, 2)) < 0.02
+        twin.store(new, ends)
+        state = buffer.add(state, new, ends=ends)
     handles = buffer.newest(state, 158)
-    most = counts(twin, np.asarray(buffer.get(state, handles)["id"])[:, 0])
+    places = np.asarray(buffer.get(state, handles))[:, 0] - 1
+    most = np.array([twin.num_later(place // 10, place % 10) for place in places])
     chosen = [int(np.argmax(most == count)) for count in (1, 5, max(most))]
     assert max(most) > 20
     return buffer, state, np.asarray(handles)[chosen], most[chosen]
@@ -62,7 +42,7 @@ def long():
 @pytest.mark.parametrize(("law", "gamma"), [("uniform", 0.9), ("geometric", 0.8), ("geometric", 0.9999)])
 def test_law(long, law, gamma):
     buffer, state, handles, most = long
-    _, steps = later(buffer, state, seeds.key(1), np.repeat(handles, 8_000), law, np.float32(gamma))
+    _, steps = buffer.later(state, seeds.key(1), np.repeat(handles, 8_000), law=law, gamma=np.float32(gamma))
     for found, count in zip(np.asarray(steps).reshape(3, -1), most, strict=True):
         observed = np.bincount(found, minlength=count + 1)[1:]
         assert observed.sum() == 8_000
@@ -137,7 +117,7 @@ def test_wrong_arguments(long):
     rejects("`later` needs a SequenceBuffer with hindsight=True", plain.later, state, key, handles)
     rejects("`later` needs a SequenceBuffer with hindsight=True", flagged.later, state, key, handles)
     rejects("buffer=ReplayBuffer.* with hindsight=True", over_devices(items, 1).later, state, key, handles)
-    rejects("this state is of a buffer without it", buffer.later, plain.init(rows(0, 1, 2)), key, handles)
+    rejects("this state is of a buffer without it", buffer.later, plain.init(rows(0, 1)), key, handles)
     later = functools.partial(buffer.later, state, key)
     rejects('law=\'first\': must be "uniform", "geometric" or', later, handles, law="first")
     for gamma in (1.5, jnp.float32(1.5)):
@@ -145,4 +125,4 @@ def test_wrong_arguments(long):
         rejects(message, later, handles, law="geometric", gamma=gamma)
     rejects(r"gamma: got float32\[3\], expected one", later, handles, law="geometric", gamma=np.ones(3, np.float32))
     rejects(r"indices: got float32\[3\], expected a vector of integers", later, handles.astype(np.float32))
-    rejects("new_buffer.hindsight=True: must be as", jr.migrate, plain, plain.init(rows(0, 1, 2)), buffer)
+    rejects("new_buffer.hindsight=True: must be as", jr.migrate, plain, plain.init(rows(0, 1)), buffer)

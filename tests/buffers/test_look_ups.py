@@ -10,6 +10,7 @@ import pytest
 from helpers import over_devices, rarely
 
 import jaxreplay as jr
+from jaxreplay.testing._buffers import _adder
 
 KEY, ROWS = jax.random.key(0), np.arange(4)
 CHANGES = {"init", "add", "end_streams", "clear", "update", "set", "recycle", "remap", "reset_metrics"}
@@ -41,19 +42,6 @@ RARE = {"replay", "one shard", "shards", "shards of streams", "one source", "mix
 MISSING = "a ReservoirBuffer keeps no order|`later` needs|has no attribute 'stored_steps'"  # not for this buffer
 
 
-def added(buffer, state):
-    """The state after an insertion, which donates it."""
-    first = buffer.buffers[0] if isinstance(buffer, jr.Mixture) else buffer
-    source = (0,) if isinstance(buffer, jr.Mixture) else ()
-    rows = np.arange(4.0, dtype=np.float32)
-    rows = rows[None] if _whole(first) == SEQUENCE else rows
-    return buffer.add(state, *source, rows, *((KEY,) if _whole(first) == RESERVOIR else ()))
-
-
-def _whole(buffer):
-    return getattr(buffer, "buffer", buffer)
-
-
 def kinds(tree):
     return {(x.shape, x.dtype) for x in jax.tree.leaves(tree)}
 
@@ -81,14 +69,15 @@ def look_ups(config, state):
 
 @pytest.mark.parametrize("name", [rarely(name) if name in RARE else name for name in BUFFERS])
 def test_a_look_up_outlives_the_state(name):
-    buffer = BUFFERS[name]
-    state = added(buffer, buffer.init(np.zeros((1, 4) if "stream" in name or name == "sequence" else 4, np.float32)))
+    buffer, rows = BUFFERS[name], np.arange(4, dtype=np.float32)
+    add, rows = _adder(buffer), rows[None] if "stream" in name or name == "sequence" else rows
+    state = add(buffer.init(rows), rows, KEY)
     found = look_ups(buffer, state)
     found["diagnostics"] = jr.diagnostics(buffer, state)
     found["bound"] = jr.bind(buffer, state).size()
-    added(buffer, state)
+    add(state, rows, KEY)  # which donates it
     jax.tree.map(np.asarray, found)
-    assert int(found["bound"]) == 4
+    assert int(found["bound"]) == 4 * len(getattr(buffer, "buffers", [buffer]))
 
 
 def test_a_look_up_of_stacked_states_outlives_them():

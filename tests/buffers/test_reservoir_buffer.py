@@ -1,10 +1,9 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import big_copies, compiled, numbers, rarely, rejects
+from helpers import compiled, numbers, rarely, rejects
 from jax import lax
 from scipy import stats
 from twins import draws_of
@@ -13,7 +12,6 @@ import jaxreplay as jr
 from jaxreplay.buffers import _reservoir
 
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
-UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
 def words(number):
@@ -72,67 +70,6 @@ def test_draws_are_exact_whatever_the_count(count):
 
 
 # --- memory, and what it costs
-
-
-def scanned_steps(buffer, order, seeds, same_items=False):
-    """Big copies, and temporary over all bytes of the state, of a scan whose steps are the operations in `order`."""
-    batch = np.zeros((8, 2), np.float32)
-
-    def step(carry, key):
-        state, indices, td_errors = carry
-        new = batch + td_errors[0]
-        for operation in order:
-            key, own_key = jax.random.split(key)
-            if operation == "add":
-                rows, mask = (batch, None) if same_items else (new, jax.random.bernoulli(key, 0.5, (8,)))
-                state = buffer.add(state, rows, own_key, mask=mask)
-            elif operation == "update":
-                state = buffer.update(state, indices, td_errors)
-            elif operation == "set":
-                state = buffer.set(state, indices, new)
-            else:
-                drawn = buffer.sample(state, own_key, 8)
-                indices, td_errors = drawn.indices, td_errors + drawn.weights + drawn.items[:, 0]
-                new = 2 * drawn.items
-        return (state, indices, td_errors), None
-
-    def run(state, key):
-        return lax.scan(step, (state, jnp.zeros(8, jnp.int32), jnp.zeros(8)), jax.random.split(key, 4))[0]
-
-    state, key = jax.eval_shape(buffer.init, batch), jax.random.key(0)
-    if seeds:
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
-        run, key = jax.vmap(run), jax.eval_shape(lambda key: jax.random.split(key, seeds), key)
-    program = compiled(jax.jit(run, donate_argnums=0), state, key)
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    copies = big_copies(program.as_text(), buffer.capacity // 32)
-    return copies, program.memory_analysis().temp_size_in_bytes / whole
-
-
-SHORT = ["sample", "add", "sample", "update", "add"]
-# All pairs of operations follow one another.
-PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add", "add"]
-PAIRS += ["set", "set", "update", "set", "sample", "set", "add"]
-
-
-@pytest.mark.hlo
-@pytest.mark.usefixtures("compiled_afresh")
-@pytest.mark.parametrize(
-    ("sampler", "order", "same_items", "seeds"),
-    [
-        rarely((PRIORITIZED, SHORT, False, 0)),
-        (UNIFORM, ["sample", "update", "add"], True, 4),
-        (UNIFORM, ["sample", "set", "add", "sample", "add"], False, 0),
-        rarely((PRIORITIZED, PAIRS, False, 0)),
-        *(rarely((x, PAIRS, False, seeds)) for x in (UNIFORM, jr.Prioritized(normalize="global")) for seeds in (0, 4)),
-        rarely((PRIORITIZED, ["sample", "update", "add"], True, 4)),
-        rarely((PRIORITIZED, ["add", "sample", "update"], True, 0)),
-    ],
-)
-def test_a_scan_copies_neither_storage_nor_handles(sampler, order, same_items, seeds):
-    copies, temporary = scanned_steps(jr.ReservoirBuffer(capacity=2**18, sampler=sampler), order, seeds, same_items)
-    assert copies == []
-    assert temporary < 0.01
 
 
 @pytest.mark.hlo

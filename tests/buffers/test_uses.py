@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import leaves_of, rarely, rejects
+from helpers import rarely, rejects
 from scipy import stats
 
 import jaxreplay as jr
@@ -17,6 +17,7 @@ SAMPLERS = {
     "distinct": jr.Uniform(replacement=False),
     "prioritized": jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0, normalize=None),
 }
+SAMPLERS["no priority"] = SAMPLERS["prioritized"]
 
 
 def filled(sampler):
@@ -32,20 +33,21 @@ def spend(buffer, state, handles):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("name", ["uniform", *map(rarely, ["distinct", "prioritized"])])
+@pytest.mark.parametrize("name", ["uniform", "no priority", *map(rarely, ["distinct", "prioritized"])])
 @pytest.mark.parametrize("max_age", [None, 6])
 def test_law_of_the_others(name, max_age):
-    """Spent items have probability 0, the others their law without them."""
+    """Spent items have probability 0, the others their law without them; without any priority it is even."""
     buffer, state = filled(SAMPLERS[name])
-    td_errors, rows = np.linspace(0.5, 2.0, 8), 3 if name == "distinct" else 1
+    td_errors, rows = np.linspace(0.5, 2.0, 8) * (name != "no priority"), 3 if name == "distinct" else 1
     state = spend(buffer, buffer.update(state, np.arange(8), td_errors), [1, 4, 6])
     law = np.where(np.isin(np.arange(8), [1, 4, 6]), 0, td_errors if name == "prioritized" else 1.0)
     law[: 8 - (max_age or 8)] = 0
     keys = jax.random.split(seeds.key(0), 2**14)
-    items = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, rows, max_age=max_age).items))(keys)
-    counts = np.bincount(np.ravel(items), minlength=8)
+    sample = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, rows, max_age=max_age)))(keys)
+    counts = np.bincount(np.ravel(sample.items), minlength=8)
     assert not np.any(counts[law == 0])
     assert stats.chisquare(counts[law > 0], (law / law.sum() * counts.sum())[law > 0]).pvalue > 1e-4
+    assert name == "prioritized" or np.allclose(sample.weights, 1, rtol=1e-6)
 
 
 def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
@@ -72,29 +74,10 @@ def test_an_epoch_leaves_out_what_is_spent_and_keeps_its_order_as_items_are_spen
         assert buffer.epoch(state, key, 2, step=step).indices.tolist() == [-1] * 2
 
 
-def test_priorities_of_zero_are_drawn_evenly_while_they_are_not_spent():
+def test_what_is_spent_is_known_in_the_layout_of_a_tpu():
     buffer, state = filled(SAMPLERS["prioritized"])
-    state = spend(buffer, buffer.update(state, np.arange(8), np.zeros(8)), [2, 5])
-    sample = buffer.sample(state, seeds.key(0), 6000)
-    counts = np.bincount(sample.items, minlength=8)
-    assert counts[[2, 5]].tolist() == [0, 0]
-    assert stats.chisquare(counts[counts > 0]).pvalue > 1e-4
-    np.testing.assert_allclose(sample.weights, 1, rtol=1e-6)
-
-
-def test_the_rest_of_the_package_knows_it(tmp_path):
-    sampler = SAMPLERS["prioritized"]
-    buffer, state = filled(sampler)
-    state = spend(buffer, state, [0, 7])
-    jr.save(tmp_path / "run", buffer, state)
-    restored = jr.restore(tmp_path / "run", buffer, state)
-    np.testing.assert_array_equal(leaves_of(restored.uses.unspent), leaves_of(state.uses.unspent))
-    numbers = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
-    assert (float(numbers["spent"]), float(numbers["size"])) == (2, 6)
-    assert float(numbers["never_updated"]) == 0.75
-    wide = state.on_this_backend("tpu")
-    assert wide.uses.unspent.fanout == 128
-    assert int(buffer.size(wide)) == 6
+    wide = spend(buffer, state, [0, 7]).on_this_backend("tpu")
+    assert (wide.uses.unspent.fanout, int(buffer.size(wide))) == (128, 6)
 
 
 def test_a_spent_item_that_revives_gets_the_largest_priority():

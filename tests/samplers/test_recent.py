@@ -1,11 +1,11 @@
-"""Recent: the law of its draws at any size and power, in every buffer that keeps an order."""
+"""Recent: the law of its draws at any size and power; in buffers, and by age, the twins tell it."""
 
 import jax
 import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import numbers, over_devices, rarely, rejects
+from helpers import over_devices, rarely, rejects
 from scipy import stats
 
 import jaxreplay as jr
@@ -69,29 +69,6 @@ def test_the_newest_and_the_oldest_of_very_many_have_the_law(power):
     assert stats.chisquare(np.bincount(steps, minlength=8)).pvalue > 1e-4
 
 
-@pytest.mark.law
-@pytest.mark.parametrize("num_shards", [1, rarely(2)])
-def test_law_in_a_replay_buffer_and_of_its_newest_items(num_shards):
-    """Ranks are of the whole shard also where `max_age` leaves out the older items."""
-    buffer = jr.ReplayBuffer(capacity=24, sampler=jr.Recent(power=1.5, beta=1.0, normalize=None))
-    buffer = over_devices(buffer, 2) if num_shards == 2 else buffer
-    state = buffer.init(numbers(0, 8))
-    for first in range(0, 40, 8):
-        state = buffer.add(state, numbers(first, 8))
-    shard = np.arange(40) % 8 // 4 if num_shards == 2 else np.zeros(40, int)
-    for max_age in (None, 8, 1000):
-        law = np.zeros(40)
-        for k in range(num_shards):
-            ids = np.flatnonzero(shard == k)[-24 // num_shards :]
-            young = ids if max_age is None else ids[-min(max_age // num_shards, len(ids)) :]
-            law[young] = oracles.recent_law(len(young), 1.5, len(ids) - len(young)) / num_shards
-        sample = jax.tree.map(np.asarray, buffer.sample(state, seeds.key(0), DRAWS, max_age=max_age))
-        assert stats.chisquare(np.bincount(sample.items, minlength=40)[law > 0], law[law > 0] * DRAWS).pvalue > 1e-4
-        np.testing.assert_allclose(sample.probabilities, law[sample.items], rtol=5e-6)
-        np.testing.assert_allclose(sample.weights, 1 / (np.sum(law > 0) * law[sample.items]), rtol=1e-5)
-        np.testing.assert_allclose(sample.weights @ sample.items / DRAWS, np.flatnonzero(law).mean(), rtol=0.02)
-
-
 @pytest.mark.parametrize("normalize", [None, "batch"])
 def test_weights_over_shards_of_different_sizes(normalize):
     """Half of 64 draws are from a shard of three items, half from one of seven; N and the largest weight are of all."""
@@ -107,24 +84,6 @@ def test_weights_over_shards_of_different_sizes(normalize):
         assert expected[:32].max() < expected.max()  # the largest weight is of the second shard
         expected /= expected.max()
     np.testing.assert_allclose(sample.weights, expected, rtol=1e-5)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("windows", ["any", *map(rarely, ["cut", "inside", "episodes"])])
-def test_law_of_sequences(windows):
-    """By the order in which they were completed."""
-    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, windows=windows, sampler=jr.Recent(power=2.0))
-    state, step = buffer.init(np.zeros((1, 2), np.int32)), jax.jit(buffer.add)
-    for t in range(14):
-        ends = np.array([[t % 5 == 4, t % 4 == 3]])
-        state = step(state, 2 * t + np.arange(2, dtype=np.int32)[None], ends=ends)
-    handles = np.asarray(buffer.newest(state, buffer.size(state)))
-    law = oracles.recent_law(len(handles), 2.0)
-    sample = jax.device_get(buffer.sample(state, seeds.key(0), 2**15))
-    rank = np.searchsorted(handles, sample.indices)
-    np.testing.assert_array_equal(handles[rank], sample.indices)
-    assert stats.chisquare(np.bincount(rank, minlength=len(law)), law * 2**15).pvalue > 1e-4
-    assert np.all(np.diff(np.asarray(buffer.get(state, handles))[:, -1] // 2) >= 0)  # in order of time
 
 
 @pytest.mark.versions

@@ -31,15 +31,10 @@ def all_capacities(fanout):
     return [*small, *sorted(c for c in around_powers if c > 70)]
 
 
-def few_capacities(fanout):
-    around_powers = {fanout**k + d for k in (1, 2, 3) for d in (-1, 0, 1) if fanout**k + d < 600}
-    return sorted({*range(1, min(fanout + 3, 12)), *around_powers})
-
-
 @pytest.mark.parametrize(
     ("fanout", "capacities"),
     [
-        (sum_tree.default_fanout(), few_capacities(sum_tree.default_fanout())),
+        (sum_tree.default_fanout(), [1, 2, 3, 5, 7, 8, 9, 63, 64, 65, 511, 512, 513]),
         (64, [65, 150, 257]),  # two and three groups of roots, and a level below five roots
         (128, [129, 300]),
         *(rarely((fanout, all_capacities(fanout))) for fanout in FANOUTS),
@@ -101,16 +96,16 @@ def test_rounding_never_leads_to_an_empty_child(fanout):
     np.testing.assert_array_equal(found, np.searchsorted(edges, prefixes, side="right"))
 
 
-@pytest.mark.parametrize("fanout", [2, 8, 64])
-def test_a_tree_restricted_to_a_run_is_one_whose_other_leaves_are_empty(fanout):
-    capacity = 70
-    runs = [(start, size) for start in (0, 1, 7, 8, 63, 64, 69) for size in (1, 2, 6, 7, 9, 63, 64, 65, 69, 70)]
+@pytest.mark.parametrize(("fanout", "capacity"), [(3, 70), (8, 70), (64, 70), (128, 300)])
+def test_a_tree_restricted_to_a_run_is_one_whose_other_leaves_are_empty(fanout, capacity):
+    sizes = (0, 1, 2, 6, 7, 9, 63, 64, 65, 69, capacity)
+    runs = [(start, size) for start in (0, 1, 7, 8, 63, 64, capacity - 1) for size in sizes]
     leaves = seeds.rng(fanout).integers(0, 4, capacity).astype(np.float32)  # sums and boundaries are exact
+    prefixes = np.arange(leaves.sum(), dtype=np.float32)
 
     @jax.vmap
     def look(start, size):
         restricted = sum_tree.restrict(written(leaves, fanout=fanout, track_minimum=True), start, size)
-        prefixes = jnp.arange(leaves.sum(), dtype=jnp.float32)
         return sum_tree.total(restricted), sum_tree.minimum(restricted), sum_tree.find(restricted, prefixes)
 
     totals, minima, found = jax.device_get(run_once(look)(*np.array(runs, np.int32).T))
@@ -119,7 +114,8 @@ def test_a_tree_restricted_to_a_run_is_one_whose_other_leaves_are_empty(fanout):
         inside = (start + np.arange(size)) % capacity
         twin.leaves[inside] = leaves[inside]
         assert (total, minimum) == (twin.total, twin.minimum)
-        np.testing.assert_array_equal(slots[: int(total)], [twin.find(x) for x in range(int(total))])
+        expected = np.searchsorted(np.cumsum(twin.leaves), prefixes[: int(total)], side="right")
+        np.testing.assert_array_equal(slots[: int(total)], expected)
 
 
 @jax.jit
@@ -129,9 +125,9 @@ def updated(tree, indices, values, mask, prefixes):
 
 
 @settings(max_examples=40)
-@given(capacity=st.sampled_from([9, 65]), fanout=st.sampled_from([2, 8]), seed=st.integers(0, 2**31 - 1))
-def test_random_updates_match_twin(capacity, fanout, seed):
-    rng = seeds.rng(seed)
+@given(sizes=st.sampled_from([(9, 2), (65, 8), (1030, 3)]), seed=st.integers(0, 2**31 - 1))
+def test_random_updates_match_twin(sizes, seed):
+    (capacity, fanout), rng = sizes, seeds.rng(seed)
     tree = sum_tree.init(capacity, fanout=fanout, track_minimum=True, track_maximum=True)
     twin = TreeTwin(capacity)
     for _ in range(4):
@@ -148,35 +144,6 @@ def test_random_updates_match_twin(capacity, fanout, seed):
         check_tree(tree)
         if twin.total > 0:
             assert np.all(twin.leaves[found] > 0)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize(
-    ("fanout", "updates"),
-    [
-        (sum_tree.default_fanout(), 10**5),
-        *map(rarely, [(sum_tree.default_fanout(), 5 * 10**5), (2, 10**5), (128, 10**5)]),
-    ],
-)
-def test_total_does_not_drift_in_many_updates(fanout, updates):
-    capacity = 1000
-
-    def step(tree, key):
-        index_key, value_key = jax.random.split(key)
-        indices = jax.random.randint(index_key, (4,), 0, capacity)
-        values = jnp.exp(3 * jax.random.normal(value_key, (4,), jnp.float32))
-        return sum_tree.update(tree, indices, values), None
-
-    @run_for_long
-    def run(tree, key):
-        return lax.scan(lambda t, i: step(t, jax.random.fold_in(key, i)), tree, jnp.arange(updates))[0]
-
-    tree = run(sum_tree.init(capacity, fanout=fanout), seeds.key(0))
-    exact = leaves_of(tree).astype(np.float64).sum()
-    assert abs(float(sum_tree.total(tree)) - exact) <= 1e-6 * exact
-    empty = sum_tree.update(tree, np.arange(capacity), np.zeros(capacity))
-    assert float(sum_tree.total(empty)) == 0
-    assert all(np.all(np.asarray(nodes) == 0) for nodes in empty.sums)
 
 
 def test_overwritten_poison_leaves_no_trace():
@@ -214,21 +181,16 @@ def test_functions_take_any_shape_and_are_vmappable():
     assert jax.eval_shape(lambda: sum_tree.init(9)).sums[-1].dtype == jnp.float32
 
 
-def groups_p_value(draws, groups, masses):
-    counts = np.bincount(groups[draws], minlength=len(masses))
-    expected = masses / masses.sum() * len(draws)
-    return stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue
-
-
 @pytest.mark.law
 @pytest.mark.parametrize(
     ("capacity", "ways", "fanout"),  # `stratified`, each way in one program
     [
         (10, (False, True), None),
-        (1000, (False, True), None),
         (2**20, (False, True, "systematic"), None),
         (1000, (True,), 128),
-        *map(rarely, [(1000, (False,), 128), (2**20, (False,), 64), (10_000, (True,), 64)]),
+        *map(
+            rarely, [(1000, (False,), 128), (2**20, (False,), 64), (10_000, (True,), 64), (1000, (False, True), None)]
+        ),
     ],
 )
 def test_sampling_law(capacity, ways, fanout):
@@ -236,7 +198,7 @@ def test_sampling_law(capacity, ways, fanout):
     leaves = rng.exponential(size=capacity).astype(np.float32)
     leaves[rng.random(capacity) < 0.1] = 0
 
-    @jax.jit
+    @(run_for_long if fanout == 128 else jax.jit)
     def draw(leaves, keys):
         tree = written(leaves, fanout=fanout)
         return lax.map(lambda key: [sum_tree.sample(tree, key, 1024, stratified=way)[0] for way in ways], keys)
@@ -246,7 +208,9 @@ def test_sampling_law(capacity, ways, fanout):
         assert np.all(leaves[draws] > 0), way
         for groups in (np.arange(capacity) * bins // capacity, np.arange(capacity) % bins):
             masses = np.bincount(groups, leaves.astype(np.float64), minlength=bins)
-            assert groups_p_value(draws.reshape(-1), groups, masses) > 1e-4, way
+            counts, held = np.bincount(groups[draws.reshape(-1)], minlength=bins), masses > 0
+            expected = masses / masses.sum() * draws.size
+            assert stats.chisquare(counts[held], expected[held]).pvalue > 1e-4, way
 
 
 @pytest.mark.parametrize(("capacity", "fanout"), [(1, 2), (150, 8), (5_000, 64), (300, 128)])
@@ -281,16 +245,6 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
         np.testing.assert_array_equal(leaves_of(other), expected)
         assert jax.device_get(ends) == (expected[expected > 0].min(), expected.max())
         check_tree(other)
-
-
-def test_below_the_middle_levels_draws_are_made_of_fresh_bits():
-    """The first 24 bits choose a node half way down, the others a leaf below it, whatever the first have left over."""
-    tree = tree_of(np.tile([1.0, 3.0], 2048))  # 8, 64, 512 and 4096 nodes: half way are 64 nodes of 64 leaves
-    fine = seeds.rng(0).integers(0, 2**32, 64_000, np.uint32)
-    coarse = np.full_like(fine, 2**31 + 2**28)
-    draws = np.asarray(sum_tree.sample_with(tree, np.stack([coarse, fine]))[0])
-    assert set(draws // 64) == {36}
-    assert groups_p_value(draws - 36 * 64, np.arange(64), np.tile([1.0, 3.0], 32)) > 1e-4
 
 
 @pytest.mark.parametrize("stratified", [False, True, "systematic"])
@@ -347,7 +301,7 @@ def draws_of_equal_leaves(seed, bits):
     return stratified, sum_tree.sample_with(tree, bits, stratified="systematic")
 
 
-@pytest.mark.parametrize("capacity", [1, 41, 47, 64, 83, 107, 1000])  # by the reciprocal those of four are wrong
+@pytest.mark.parametrize("capacity", [1, 41, 64, 107, 1000])  # by the reciprocal those of 41 and 107 are wrong
 def test_as_many_draws_as_equal_leaves_find_each_once(capacity):
     for seed, offset in enumerate((0, 1, 2**31, 2**32 - 1)):
         bits = np.full((2, capacity), offset, np.uint32)

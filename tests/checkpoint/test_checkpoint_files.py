@@ -6,7 +6,6 @@ import functools
 import multiprocessing.pool
 import os
 import re
-import resource
 import shutil
 import threading
 import zlib
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, numbers_in
-from faults import LONG, assert_alone, check_save, damaged, refuse, state, tree
+from faults import LONG, check_save, damaged, refuse, tree
 from helpers import rejects
 
 import jaxreplay as jr
@@ -127,19 +126,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, below, wait)
     rejects("file|nnn", jr.save, tmp_path.joinpath(*below), None, full(1), wait=wait, error=OSError)
     assert {*threading.enumerate()} <= before
     assert entries(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, wait):
-    first, second = (state(seed, 1, 2**14) for seed in range(2))
-    jr.save(tmp_path, None, first)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the description still fits
-    try:
-        rejects("File too large", lambda: jr.save(tmp_path, None, second, wait=wait)(), error=OSError)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert_alone(tmp_path, first)
 
 
 def test_a_failure_that_has_no_number_is_told_without_one(tmp_path, monkeypatch):

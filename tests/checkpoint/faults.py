@@ -169,7 +169,7 @@ def full_disk(num_bytes):
 
 
 def damaged(file):
-    """Damage a file in some 14 ways in turn: other contents, or none. It is restored in the end."""
+    """Damage a file in 14 ways in turn: other contents, or none. It is restored in the end."""
     content = file.read_bytes()
     changes = [None, content + b"x", b"", content[:-1], content[: len(content) // 2], bytes(len(content))]
     for part in range(1, 9):

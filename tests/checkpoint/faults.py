@@ -15,9 +15,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
@@ -234,13 +231,9 @@ def check_durable(events, path, part):
     return named
 
 
-def run_program(text, *arguments):
-    """The completed process of a Python program that has the package and the tests."""
-    own = pathlib.Path(__file__).parent
-    path = [str(pathlib.Path(jr.__file__).parents[1]), str(own), str(own.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def _on_cpu(target, *arguments):
+    jax.config.update("jax_platforms", "cpu")
+    target(*arguments)
 
 
 class Child:
@@ -249,7 +242,7 @@ class Child:
     def __init__(self, children, target, *arguments):
         self.last = collections.defaultdict(int)
         self.ours, theirs = children.Pipe(duplex=False)
-        self.process = children.Process(target=target, args=(*arguments, theirs))
+        self.process = children.Process(target=_on_cpu, args=(target, *arguments, theirs), daemon=True)
         self.process.start()
         theirs.close()
 

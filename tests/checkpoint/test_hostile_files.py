@@ -156,7 +156,6 @@ CASES = {
 
 def restore_all(folder, connection):
     """Restore and print each checkpoint; tell what comes of it, and the bytes by which the largest memory has grown."""
-    jax.config.update("jax_platforms", "cpu")
     jr.restore(folder / "good", None, STATE)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in CASES:

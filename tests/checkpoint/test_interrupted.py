@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in
-from faults import LONG, Child, check_durable, in_time, recorded, run_program
+from faults import LONG, Child, check_durable, in_time, recorded, refuse
 from helpers import interruptible, rarely
 
 import jaxreplay as jr
@@ -28,7 +28,6 @@ LIKE = filled(0)
 
 def save_until_signalled(path, connection):
     """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk."""
-    jax.config.update("jax_platforms", "cpu")
     sys.stderr = io.StringIO()  # of the error by which it ends
     interruptible()
 
@@ -139,23 +138,31 @@ def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
     check_left(tmp_path)
 
 
-PROGRAM = """
-import sys, numpy as np, jaxreplay as jr
-x = np.arange(2**22, dtype=np.int32)
-for number in range(2):
-    finish = jr.save(sys.argv[1], None, {"x": x + number, "n": number}, wait=False)
-raise RuntimeError("of the training")
-"""
+X = np.arange(2**22, dtype=np.int32)
 
 
-def test_a_begun_save_is_completed_when_the_program_ends_by_an_error(tmp_path):
-    found = run_program(PROGRAM, tmp_path)
-    assert found.returncode == 1
-    assert found.stderr.rstrip().endswith("RuntimeError: of the training"), found.stderr
-    assert found.stderr.count("Traceback") == 1
-    like = {"x": np.arange(2**22, dtype=np.int32), "n": 0}
-    assert jr.restore(tmp_path, None, like)["n"] == 1
-    assert len(os.listdir(tmp_path)) == 1
+def end_while_saving(path, is_first, connection):
+    """Begin saves, and end by an error; and later with a save that fails."""
+    sys.stderr = path.with_name("told").open("w")
+    if is_first:
+        for number in range(2):
+            jr.save(path, None, {"x": X + number, "n": number}, wait=False)
+        raise RuntimeError("of the training")
+    os.rename = refuse
+    jr.save(path, None, 1, wait=False)
+    sys.exit(3)
+
+
+def test_a_save_that_has_begun_is_completed_or_its_error_told_when_the_program_ends(tmp_path, children):
+    path, told = tmp_path / "run", tmp_path / "told"
+    assert Child(children, end_while_saving, path, True).ended() == 1
+    assert told.read_text().rstrip().endswith("RuntimeError: of the training")
+    assert told.read_text().count("Traceback") == 1
+    assert Child(children, end_while_saving, path, False).ended() == 3
+    assert "Read-only file system" in told.read_text()
+    assert str(path) in told.read_text()
+    assert jr.restore(path, None, {"x": X, "n": 0})["n"] == 1
+    assert len(os.listdir(path)) == 1
 
 
 def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path, monkeypatch):

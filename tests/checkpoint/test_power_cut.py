@@ -13,7 +13,6 @@ import signal
 import subprocess
 import time
 
-import jax
 import pytest
 from checkpoint_runs import filled, numbers_in
 from faults import Child
@@ -23,7 +22,6 @@ import jaxreplay as jr
 
 def save_for_ever(path, connection):
     """Save states of growing numbers until killed, and tell the number of each that is saved."""
-    jax.config.update("jax_platforms", "cpu")
     for number in itertools.count():
         jr.save(path, None, filled(number))
         connection.send(("saved", number))

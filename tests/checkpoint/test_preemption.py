@@ -137,7 +137,6 @@ def test_a_run_that_is_interrupted_twice_ends_as_if_not(tmp_path):
 
 
 def run_until_killed(path, connection):
-    jax.config.update("jax_platforms", "cpu")
     run(path, resumed(path), lambda step: connection.send(("step", step)))
     connection.send(("done", 1))
 

@@ -196,7 +196,6 @@ def test_a_part_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
 
 def record_for_ever(path, connection):
     """Record rows of growing time; tell how many were added, and how many `flush` has made durable."""
-    jax.config.update("jax_platforms", "cpu")
     interruptible()
     rng, length = random.Random(), check_numbered(jr.datasets.load(path))
     with contextlib.suppress(KeyboardInterrupt), jr.datasets.Recorder(path, part_bytes=20_000) as recorder:

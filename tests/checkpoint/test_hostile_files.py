@@ -1,6 +1,7 @@
 """What files of a checkpoint may not do, whoever wrote them: run code, hang, take memory, or reach the terminal."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -77,15 +78,11 @@ def array(**changes):
 
 def is_a(kind, name):
     """A file is something else: a FIFO, a folder, or a link to a path."""
+    make = {"FIFO": os.mkfifo, "folder": os.mkdir}.get(kind, functools.partial(os.symlink, kind))
 
     def change(folder):
         (folder / name).unlink()
-        if kind == "FIFO":
-            os.mkfifo(folder / name)
-        elif kind == "folder":
-            (folder / name).mkdir()
-        else:
-            (folder / name).symlink_to(kind)
+        make(folder / name)
 
     return change
 

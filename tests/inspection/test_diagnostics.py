@@ -21,8 +21,11 @@ def items(count, first=0):
     return {"id": np.arange(first, first + count, dtype=np.int32)}
 
 
-def run(buffer, **settings):
+@pytest.fixture(scope="module")
+def filled():
     """A state after 60 insertions and updates, of which some come too late; and what was counted meanwhile."""
+    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
     state, rng = buffer.init(items(10)), seeds.rng(0)
     priorities, counts, rejected, late = {}, collections.Counter(), 0, 0
     for first in range(0, 60, 10):
@@ -41,14 +44,7 @@ def run(buffer, **settings):
                 if not np.isnan(td_error):
                     priorities[handle] = abs(td_error) + 1e-6
     live = range(60 - CAPACITY, 60)
-    return state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
-
-
-@pytest.fixture(scope="module")
-def filled():
-    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
-    return buffer, *run(buffer)
+    return buffer, state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
 
 
 def assert_close(found, expected, rtol=2e-4):
@@ -147,17 +143,13 @@ def test_a_reservoir_counts_and_has_no_ages():
     assert not any("age" in name for name in drawn)
 
 
-def sequence_buffer(sampler):
-    kept = {"windows": "inside", "count_updates": True, "donate": False}
-    return jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, sampler=sampler, **kept)
-
-
 def replay_buffer(sampler):
     return jr.ReplayBuffer(capacity=12, sampler=sampler, count_updates=True, donate=False)
 
 
+STREAMS = {"length": 12, "num_envs": 2, "sequence_length": 3, "windows": "inside", "count_updates": True}
 BUFFERS = {
-    "sequence": sequence_buffer,
+    "sequence": lambda sampler: jr.SequenceBuffer(**STREAMS, sampler=sampler, donate=False),
     "sharded": lambda sampler: over_devices(replay_buffer(sampler), 2),
     "mixture": lambda sampler: jr.Mixture(buffers=(jr.ReplayBuffer(capacity=6), replay_buffer(sampler))),
     "one shard": lambda sampler: over_devices(replay_buffer(sampler), 1),
@@ -358,22 +350,15 @@ def thorough_of(buffer, stored, updated):
     return jr.diagnostics(buffer, state, thorough=True)
 
 
-def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():
-    """A shard of 1 item and one of 12, which are half of the law each."""
-    buffer = over_devices(jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0)), 2)
-    found = thorough_of(buffer, np.arange(40) % 20 < np.repeat([1, 12], 20), np.zeros(40, bool))
-    assert float(found["stored/priority_zero"]) == 1
-    assert_close(found, {"top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
-
-
-def test_all_items_without_priorities_of_which_some_are_spent():
-    """The draw is uniform over the others: of one item of two, of ten of forty, or of a single one."""
-    buffer = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0), max_uses=1)
-    slots = np.arange(40, dtype=np.int32)
+def test_all_items_without_priorities_are_drawn_evenly():
+    """Those of a shard of 1 item and one of 12, which are half of the law each; and of some that are not spent."""
+    buffer, slots = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0)), np.arange(40)
+    found = thorough_of(over_devices(buffer, 2), slots % 20 < np.repeat([1, 12], 20), slots < 0)
+    assert_close(found, {"stored/priority_zero": 1, "top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
+    spending = dataclasses.replace(buffer, max_uses=1)
     for stored, spent in ((2, 1), (40, 30), (1, 0)):
-        found = thorough_of(buffer, slots < stored, slots < spent)
-        assert float(found["stored/priority_zero"]) == 1
-        assert float(found["top_10pct_mass"]) == pytest.approx(0.1 * stored / (stored - spent))
+        found = thorough_of(spending, slots < stored, slots < spent)
+        assert_close(found, {"stored/priority_zero": 1, "top_10pct_mass": 0.1 * stored / (stored - spent)}, rtol=1e-6)
 
 
 def test_the_mass_of_shards_with_fewer_items_than_rows():

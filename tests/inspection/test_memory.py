@@ -185,16 +185,13 @@ STEP = dict.fromkeys(("terminated", "truncated", "step"), "bool") | {"reward": "
 FRAME = STEP | {"frame": "uint8 84 84", "action": "int32"}
 ROW = STEP | {"obs": "float32 300", "action": "float32 30"}
 STACK = {"S": "uint8 84 84 4", "A": "int32", "Rn": "float32", "In": "float32", "S_next": "uint8 84 84 4"}
-LARGE = jr.ReplayBuffer(capacity=10**6, sampler=PER)
+LARGE, SEQUENCES = (jr.ReplayBuffer(capacity=capacity, sampler=PER) for capacity in (10**6, 25_000))
 STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
 MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
 TABLE = {
     "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), rows(1, 50, **FRAME)),
     "`ReplayBuffer`, 3-step transitions of stacks of 4": (LARGE, rows(1, **STACK)),
-    "`ReplayBuffer`, sequences of 80 steps, one every 40": (
-        dataclasses.replace(LARGE, capacity=25_000),
-        rows(1, 80, **FRAME),
-    ),
+    "`ReplayBuffer`, sequences of 80 steps, one every 40": (SEQUENCES, rows(1, 80, **FRAME)),
     "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, **ROW)),
     "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, **ROW, next_obs=ROW["obs"])),
 }

@@ -1,5 +1,7 @@
 """Minari data sets, recorded here, as rows and as draws from a buffer."""
 
+import functools
+
 import gymnasium
 import jax
 import minari
@@ -67,11 +69,7 @@ def fields(episode):
     return jax.tree.map(lambda x: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)), found)
 
 
-def check_equal(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype), path
-        np.testing.assert_array_equal(x, y, err_msg=str(path))
+check_equal = functools.partial(jax.tree.map, functools.partial(np.testing.assert_array_equal, strict=True))
 
 
 @pytest.mark.parametrize("name", [name if i == 0 else rarely(name) for i, name in enumerate(DATASETS)])

@@ -7,6 +7,7 @@ import builtins
 import collections
 import contextlib
 import errno
+import functools
 import io
 import itertools
 import os
@@ -196,20 +197,14 @@ def recorded(monkeypatch):
     def everything(top):
         return {os.path.relpath(path, top): state(path) for path in (top, *pathlib.Path(top).rglob("*"))}
 
-    def record(name):
-        call = getattr(os, name)
-
-        def called(path, *arguments, dir_fd=None, **named):
-            where = path_of(path, dir_fd)
-            found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
-            events.append((name, where, arguments[0] if name in ("rename", "replace") else None, found))
-            named = named if dir_fd is None else named | {"dir_fd": dir_fd}
-            return call(path, *arguments, **named)
-
-        monkeypatch.setattr(os, name, called)
+    def called(name, call, path, *to, **named):
+        where = path_of(path, named.get("dir_fd"))
+        found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
+        events.append((name, where, *(to or [None]), found))
+        return call(path, *to, **named)
 
     for name in ("fsync", "rename", "replace", "unlink", "remove", "rmdir"):
-        record(name)
+        monkeypatch.setattr(os, name, functools.partial(called, name, getattr(os, name)))
     return events
 
 

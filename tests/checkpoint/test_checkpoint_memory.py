@@ -22,8 +22,7 @@ def begin():
 
 
 def buffer(num_devices):
-    plain = jr.ReplayBuffer(capacity=LEAVES * ROWS // 8, sampler=jr.Prioritized())
-    return over_devices(plain, num_devices) if num_devices else plain
+    return over_devices(jr.ReplayBuffer(capacity=LEAVES * ROWS // 8, sampler=jr.Prioritized()), num_devices)
 
 
 def items(n):

@@ -23,9 +23,7 @@ def stacked(buffer, state):
     """The shards' states, and the buffer that each is one of."""
     if not isinstance(buffer, jr.Sharded):
         return [state], buffer
-    state = jax.tree.map(np.asarray, state)
-    shards = [at(state, k) for k in range(buffer.num_shards)]
-    return shards, shards_of(buffer).part
+    return [at(state, k) for k in range(buffer.num_shards)], shards_of(buffer).part
 
 
 def contents(buffer, state):
@@ -132,23 +130,17 @@ def test_counts_of_several_shards_are_added(num_shards):
             assert np.ravel(added).tolist() == [total, 0, 0, 0][: max(num_shards, 1)]
 
 
-def test_spent_items_stay_spent():
-    old = jr.ReplayBuffer(capacity=8, sampler=PER, max_uses=1)
-    state = old.update(old.add(old.init(items(np.zeros(8))), items(np.arange(8))), np.array([0, 7]), np.ones(2))
-    new = over_devices(jr.ReplayBuffer(capacity=4, sampler=PER, max_uses=1), 2)
-    moved = jr.migrate(old, state, new)
-    assert int(new.size(moved)) == 3
-    np.testing.assert_array_equal(moved.sampler.tree.sums[-1] > 0, moved.uses.unspent.sums[-1] > 0)
-    assert int(new.size(new.add(moved, items(np.arange(4))))) == 4
-
-
-def test_priorities_are_clipped_for_the_new_capacity():
+def test_spent_items_stay_spent_and_priorities_are_clipped_for_the_new_capacity():
     """To 2**63 / capacity after alpha, so that no sum overflows; the capacity is a shard's."""
-    old, new = (jr.Prioritized(alpha=alpha, epsilon=0.0) for alpha in (1.0, 2.0))
-    old = jr.ReplayBuffer(capacity=8, sampler=old)
+    old = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), max_uses=1)
+    new = over_devices(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=2.0, epsilon=0.0), max_uses=1), 2)
     state = old.add(old.init(items(np.zeros(8))), items(np.arange(8)), td_errors=np.full(8, 1e30, np.float32))
-    leaves = jr.migrate(old, state, over_devices(jr.ReplayBuffer(capacity=4096, sampler=new), 4)).sampler.tree.sums[-1]
-    np.testing.assert_allclose(leaves[leaves > 0], np.full(8, 2.0**53), rtol=1e-5)
+    moved = jr.migrate(old, old.update(state, np.array([0, 7]), np.ones(2)), new)
+    assert int(new.size(moved)) == 3
+    leaves = np.asarray(moved.sampler.tree.sums[-1])
+    np.testing.assert_array_equal(leaves > 0, moved.uses.unspent.sums[-1] > 0)
+    np.testing.assert_allclose(leaves[leaves > 0], np.full(3, 2.0**62), rtol=1e-5)
+    assert int(new.size(new.add(moved, items(np.arange(4))))) == 4
 
 
 def test_items_of_every_dtype_move():

@@ -36,11 +36,7 @@ def unmount(folder):
     subprocess.run(["umount", folder], check=True)
 
 
-def may_mount():
-    return os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None and os.path.exists("/dev/loop-control")
-
-
-if may_mount():
+if os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None and os.path.exists("/dev/loop-control"):
 
     @pytest.mark.slow
     def test_what_was_saved_before_a_power_cut_is_there_after_it(tmp_path, children):

@@ -146,10 +146,6 @@ def unreadable(hook):
             hook(next(count), self.name)
             return super().readall()
 
-        def readinto(self, buffer):
-            hook(next(count), self.name)
-            return super().readinto(buffer)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(io, "FileIO", File)
         yield

@@ -13,6 +13,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checkpoint_runs import assert_same, rewrite
 from faults import LONG, Child
@@ -205,11 +206,8 @@ def test_the_order_of_names_in_a_description_does_not_matter(tmp_path):
 
 
 def test_an_error_of_the_package_itself_is_not_blamed_on_the_file(tmp_path, monkeypatch):
-    def fails(*_):
-        raise TypeError("of the package")
-
     buffer = jr.ReplayBuffer(capacity=4)
-    state = buffer.init(jnp.zeros(1))
+    state = buffer.init(np.zeros(1))
     jr.save(tmp_path, buffer, state)
-    monkeypatch.setattr(jr.buffers.ReplayBuffer, "_check_state", fails)
-    rejects("of the package", jr.restore, tmp_path, buffer, state, error=TypeError)
+    monkeypatch.setattr(jr.buffers.ReplayBuffer, "_check_state", lambda *_: {}["of the package"])
+    rejects("of the package", jr.restore, tmp_path, buffer, state, error=KeyError)

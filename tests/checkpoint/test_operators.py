@@ -16,19 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same
-from faults import (
-    OPENS,
-    Fails,
-    assert_alone,
-    check_save,
-    hooked,
-    in_time,
-    refuse,
-    state,
-    tree,
-    unreadable,
-    which,
-)
+from faults import OPENS, Fails, assert_alone, check_save, hooked, in_time, refuse, state, tree, unreadable, which
 from helpers import rarely, rejects
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 

@@ -65,11 +65,7 @@ CHANGES = {
     "root": (POOLS, jr.NStep(n=1, gamma=1), r"config: saved '\w+\.DifficultyPools', given '\w+\.NStep'; .* more\)\."),
     "nested": ({"a": [POOLS, 1]}, {"a": [POOLS, 2]}, r"\['a'\]\[1\]: saved 1, given 2\. Restore with the saved one"),
     "many": (list(range(9)), list(range(1, 10)), r"\[4\]: saved 4, given 5 \(and 4 more\)"),
-    "both": (
-        BUFFER,
-        jr.ReplayBuffer(capacity=5),
-        r"capacity: saved 4, given 5; config\.sampler: saved 'jaxreplay\.Prio",
-    ),
+    "both": (BUFFER, jr.ReplayBuffer(capacity=5), r"capacity: saved 4, given 5; config\.sampler: saved 'jaxr\w+\.Prio"),
 }
 
 

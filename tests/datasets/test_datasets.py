@@ -23,24 +23,16 @@ SEQUENCES = jr.SequenceBuffer(length=NUM_ROWS, num_envs=1, sequence_length=N + 1
 NAMES = ("observation", "action", "reward", "terminated", "truncated")
 
 
-def random_data(endings, with_next, seed=0):
+def random_data(endings, with_next):
     """Steps whose action is their number; `endings`: 0 if the episode goes on, 1 terminated, 2 timed out, 3 both."""
     endings, count = np.asarray(endings), len(endings)
-    rng = seeds.rng(seed)
-    terminals, timeouts = endings % 2 == 1, endings >= 2
-    observations = {"x": rng.normal(size=(count, 2)).astype(np.float32), "id": np.arange(count, dtype=np.uint8)}
-    following = jax.tree.map(lambda x: np.concatenate([x[1:], x[:1]]), observations)
-    last = terminals | timeouts | (np.arange(count) == count - 1)
-    following = {"x": np.where(last[:, None], 9 + following["x"], following["x"]), "id": following["id"] + 100 * last}
-    following = jax.tree.map(lambda x, like: x.astype(like.dtype), following, observations)
-    data = {
-        "observations": observations,
-        "actions": np.arange(count, dtype=np.int32),
-        "rewards": rng.integers(1, 9, count).astype(np.float32),
-        "terminals": terminals,
-        "timeouts": timeouts,
-        "next_observations": following if with_next else None,
-    }
+    rng, numbers, terminals, timeouts = seeds.rng(0), np.arange(count, dtype=np.int32), endings % 2 == 1, endings >= 2
+    x, ids = rng.normal(size=(count, 2)).astype(np.float32), numbers.astype(np.uint8)
+    last = (terminals | timeouts | (numbers == count - 1)).astype(np.uint8)
+    following = {"x": np.roll(x, -1, axis=0) + np.float32(9) * last[:, None], "id": np.roll(ids, -1) + 100 * last}
+    rewards = rng.integers(1, 9, count).astype(np.float32)
+    data = {"observations": {"x": x, "id": ids}, "actions": numbers, "rewards": rewards, "terminals": terminals}
+    data |= {"timeouts": timeouts, "next_observations": following if with_next else None}
     return data, oracles.Dataset(**data)
 
 

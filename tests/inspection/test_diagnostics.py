@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
+import twins
 from helpers import at, over_devices, rarely, rejects, stack
 
 import jaxreplay as jr
@@ -205,14 +206,9 @@ def test_every_buffer(kind, sampler):
 def test_names_and_types_do_not_depend_on_values(kind):
     for sampler in SAMPLERS.values():
         buffer = BUFFERS[kind](sampler)
-        example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
-
-        def look(key, buffer=buffer, example=example):
-            state = buffer.init(example)
-            with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-                return jr.diagnostics(buffer, state, key, thorough=True)
-
-        found = jax.eval_shape(look, jax.random.key(0))
+        state = jax.eval_shape(buffer.init, np.zeros((10, 2), np.float32) if kind == "sequence" else items(8))
+        with twins.strict():
+            found = jax.eval_shape(functools.partial(jr.diagnostics, buffer, thorough=True), state, jax.random.key(0))
         assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
 
 
@@ -419,14 +415,11 @@ def test_wrong_arguments(filled):
     buffer, state, *_ = filled
     key = jax.random.key(0)
     sample = buffer.sample(state, key, 60)
-    for message, arguments in {
-        "key and sample: got both": {"key": key, "sample": sample},
-        "sample: got a dict": {"sample": {}},
-        "batch_size=0": {"batch_size": 0},
-        "thorough=1": {"thorough": 1},
-        "key": {"key": 3},
-    }.items():
-        rejects(message, jr.diagnostics, buffer, state, **arguments)
+    rejects("key and sample: got both", jr.diagnostics, buffer, state, key, sample=sample)
+    rejects("sample: got a dict", jr.diagnostics, buffer, state, sample={})
+    rejects("batch_size=0", jr.diagnostics, buffer, state, batch_size=0)
+    rejects("thorough=1", jr.diagnostics, buffer, state, thorough=1)
+    rejects("key", jr.diagnostics, buffer, state, key=3)
     rejects("must be a buffer", jr.diagnostics, jr.Uniform(), state)
     rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.diagnostics, state, buffer)  # in one line
     rejects("capacity=5", jr.diagnostics, dataclasses.replace(buffer, capacity=5), state)

@@ -174,33 +174,30 @@ def test_what_is_not_ours_is_never_deleted(tmp_path):
     assert {*entries(tmp_path)} - others == {"checkpoint_1005"}
 
 
-@pytest.fixture
-def before_first_call(monkeypatch):
-    """A function that lets something happen before the first call of another, and returns a list, empty from then."""
+def before_first_call(patch, module, name, happens):
+    """Let something happen before the first call of a function; a list that is empty from then."""
+    call, left = getattr(module, name), [happens]
 
-    def patch(module, name, happens):
-        call, left = getattr(module, name), [happens]
+    def patched(*arguments, **named):
+        if left:
+            left.pop()()
+        return call(*arguments, **named)
 
-        def patched(*arguments, **named):
-            if left:
-                left.pop()()
-            return call(*arguments, **named)
-
-        monkeypatch.setattr(module, name, patched)
-        return left
-
-    return patch
+    patch.setattr(module, name, patched)
+    return left
 
 
-def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, before_first_call):
+def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
     jr.save(tmp_path, None, filled(0))
-    before_first_call(os, "mkdir", lambda: shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1"))
+    before_first_call(
+        monkeypatch, os, "mkdir", lambda: shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1")
+    )
     check_save(tmp_path, filled(2), keep=3)
     assert entries(tmp_path) == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
 
 
-def test_a_folder_that_another_writer_deletes_before_it_is_locked(tmp_path, before_first_call):
-    before_first_call(fcntl, "flock", lambda: os.rmdir(tmp_path / "checkpoint_0.part"))
+def test_a_folder_that_another_writer_deletes_before_it_is_locked(tmp_path, monkeypatch):
+    before_first_call(monkeypatch, fcntl, "flock", lambda: os.rmdir(tmp_path / "checkpoint_0.part"))
     check_save(tmp_path, filled(1))
     assert entries(tmp_path) == ["checkpoint_1"]
 
@@ -267,9 +264,9 @@ def test_a_url_is_no_folder():
 
 
 @pytest.mark.parametrize(("module", "name"), [(_files, "description"), (_arrays, "load"), (_files, "read")])
-def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, before_first_call, module, name):
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, module, name):
     jr.save(tmp_path, None, filled(1))
-    left = before_first_call(module, name, lambda: jr.save(tmp_path, None, filled(2)))
+    left = before_first_call(monkeypatch, module, name, lambda: jr.save(tmp_path, None, filled(2)))
     assert_same(jr.restore(tmp_path, None, filled(0)), filled(2))
     assert not left
 
@@ -277,9 +274,8 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, before_first_c
 # --- several processes of one program, played by threads
 
 
-@pytest.fixture
-def two():
-    """A function that calls another in two threads, each of which is a process to the checkpoint; what comes of it."""
+def two(function):
+    """What comes of a function in two threads, each of which is a process to the checkpoint and gives its index."""
     local, told, together = threading.local(), {}, threading.Barrier(2, timeout=LONG)
 
     def gather(numbers):
@@ -289,18 +285,15 @@ def two():
         together.wait()
         return found
 
-    def call(function):
-        def as_process(index):
-            local.index = index
-            return function(index)
+    def as_process(index):
+        local.index = index
+        return function(index)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_processes, "gather", gather)
-            patch.setattr(jax, "process_count", lambda: 2)
-            patch.setattr(jax, "process_index", lambda: local.index)
-            return in_threads(*(functools.partial(as_process, index) for index in range(2)))
-
-    return call
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_processes, "gather", gather)
+        patch.setattr(jax, "process_count", lambda: 2)
+        patch.setattr(jax, "process_index", lambda: local.index)
+        return in_threads(*(functools.partial(as_process, index) for index in range(2)))
 
 
 ONE, STRUCTURE = np.zeros(1, np.int8), "config or state: the structure differs between"
@@ -315,7 +308,7 @@ DIFFER = {  # configuration and state of a process
 
 
 @pytest.mark.parametrize("name", DIFFER)
-def test_processes_with_different_states_are_refused_before_anything_is_written(tmp_path, two, name):
+def test_processes_with_different_states_are_refused_before_anything_is_written(tmp_path, name):
     make, message = DIFFER[name]
     for error in two(lambda index: jr.save(tmp_path / "run", *make(index))):
         assert isinstance(error, ValueError)
@@ -324,7 +317,7 @@ def test_processes_with_different_states_are_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("name", ["mkdir", "listdir"])
-def test_where_the_first_process_fails_all_do(tmp_path, two, monkeypatch, name):
+def test_where_the_first_process_fails_all_do(tmp_path, name):
     jr.save(tmp_path, None, filled(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, name, refuse)
@@ -337,5 +330,5 @@ def test_where_the_first_process_fails_all_do(tmp_path, two, monkeypatch, name):
     assert_same(jr.restore(tmp_path, None, filled(0)), filled(1))
 
 
-def test_processes_with_nothing_to_restore(tmp_path, two):
+def test_processes_with_nothing_to_restore(tmp_path):
     assert {*map(type, two(lambda _: jr.restore(tmp_path, None, filled(1))))} == {FileNotFoundError}

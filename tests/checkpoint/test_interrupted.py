@@ -1,6 +1,7 @@
 """Saves that are cut off: by signals, errors and power cuts. A complete checkpoint is always there."""
 
 import collections
+import functools
 import io
 import itertools
 import os
@@ -49,8 +50,8 @@ def check_left(path):
     assert [*path.glob("*.part/arrays*")] == []
 
 
-def restored(path, like=LIKE):
-    (number,) = numbers_in(jr.restore(path, None, like))
+def restored(path):
+    (number,) = numbers_in(jr.restore(path, None, LIKE))
     return number
 
 
@@ -96,8 +97,8 @@ def wait_for_writers():
             assert thread.ended.wait(LONG)
 
 
-def interrupted(function, at):
-    """Call a function that is interrupted before line `at` of the checkpoint's code in this thread; if it was."""
+def interrupted(save, at):
+    """Begin and end a save, interrupted before line `at` of the checkpoint's code in this thread; True if it was."""
     lines, previous = itertools.count(), sys.gettrace()
 
     def trace(frame, event, _):
@@ -108,7 +109,7 @@ def interrupted(function, at):
 
     try:
         sys.settrace(trace)
-        function()
+        save()()
     except KeyboardInterrupt:
         return True
     finally:
@@ -120,20 +121,16 @@ def interrupted(function, at):
 @pytest.mark.parametrize("step", [29, rarely(5)])
 @pytest.mark.parametrize("wait", [True, False])
 def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
-    like = {"a": np.zeros(9, np.int8)}
-
-    def save(number):
-        jr.save(tmp_path, None, {"a": jnp.asarray(like["a"] + np.int8(number))}, wait=wait)()
-
-    save(0)
-    # Each empty folder that is left adds lines to all later saves: those after the 600th are the same again.
-    for at in (*range(random.Random(0).randrange(step), 600, step), 10**6):
+    jr.save(tmp_path, None, LIKE)
+    # Each empty folder that is left adds lines to all later saves: those after the 660th are the same again.
+    for at in (*range(random.Random(0).randrange(step), 660, step), 10**6):
         number = at % 100 + 1
-        was_interrupted = interrupted(lambda number=number: save(number), at)
+        save = functools.partial(jr.save, tmp_path, None, filled(number), wait=wait)
+        was_interrupted = interrupted(save, at)
         wait_for_writers()
-        assert restored(tmp_path, like) in ((0, number) if was_interrupted else (number,)), at
-        save(0)
-        assert restored(tmp_path, like) == 0
+        assert restored(tmp_path) in ((0, number) if was_interrupted else (number,)), at
+        jr.save(tmp_path, None, LIKE, wait=wait)()
+        assert restored(tmp_path) == 0
     assert not was_interrupted
     check_left(tmp_path)
 
@@ -168,11 +165,9 @@ def test_a_save_that_has_begun_is_completed_or_its_error_told_when_the_program_e
 def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path, monkeypatch):
     """Else a power cut could leave neither: files and folders may reach the disk in any order until they are synced."""
     path = str(tmp_path / "deep" / "run")
-    config = jr.ReplayBuffer(capacity=8)
-    state = {"replay": config.init({"x": jnp.zeros((1, 3))}), "key": jax.random.key(0), "n": 5}
-    events = recorded(monkeypatch)
+    state, events = LIKE | {"key": jax.random.key(0), "n": 5, "weak": jnp.asarray(2.5)}, recorded(monkeypatch)
     for _ in range(3):
-        jr.save(path, config, state)
+        jr.save(path, None, state)
     monkeypatch.undo()
     named = check_durable(events, path, _files.PART)
     assert [events[i][2] for i in named] == [os.path.join(path, f"checkpoint_{n}") for n in range(3)]
@@ -182,4 +177,4 @@ def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path,
         assert is_own or name in ("fsync", "rename", "replace"), "an older one goes first"
     gone = [where for name, where, *_ in events if name in ("unlink", "rmdir") and "checkpoint_0" in where]
     assert gone[-2:] == [f"{path}/checkpoint_0.part/description.json", f"{path}/checkpoint_0.part"]
-    assert_same(jr.restore(path, config, state), state)
+    assert_same(jr.restore(path, None, state), state)

@@ -206,7 +206,6 @@ def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
     for number in range(5):
         jr.save(tmp_path, None, filled(number), step=10 * number, keep=3)
     assert entries(tmp_path) == ["checkpoint_2", "checkpoint_3", "checkpoint_4"]
-    rejects(f"step={2**63}: must be", jr.save, tmp_path, None, filled(5), step=2**63)
     restore = functools.partial(jr.restore, tmp_path, None, filled(0))
     for number in (2, 3, 4):
         assert_same(restore(step=10 * number), filled(number))
@@ -307,9 +306,8 @@ DIFFER = {  # configuration and state of a process
 }
 
 
-@pytest.mark.parametrize("name", DIFFER)
-def test_processes_with_different_states_are_refused_before_anything_is_written(tmp_path, name):
-    make, message = DIFFER[name]
+@pytest.mark.parametrize(("make", "message"), DIFFER.values(), ids=DIFFER)
+def test_processes_with_different_states_are_refused_before_anything_is_written(tmp_path, make, message):
     for error in two(lambda index: jr.save(tmp_path / "run", *make(index))):
         assert isinstance(error, ValueError)
         assert re.search(message, str(error))

@@ -69,9 +69,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_another_configuration_is_refused_by_field(tmp_path, name):
-    saved, given, message = CHANGES[name]
+@pytest.mark.parametrize(("saved", "given", "message"), CHANGES.values(), ids=CHANGES)
+def test_another_configuration_is_refused_by_field(tmp_path, saved, given, message):
     jr.save(tmp_path, saved, jnp.arange(2))
     rejects(message, jr.restore, tmp_path, given, ONE)
     assert_same(jr.restore(tmp_path, saved, LIKE), jnp.arange(2))
@@ -140,14 +139,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path, name):
-    config, state, message = REFUSED[name]
+@pytest.mark.parametrize(("config", "state", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path, config, state, message):
     rejects(message, jr.save, tmp_path / "run", config, state)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("setting", [{"keep": 0}, {"keep": True}, {"step": -1}, {"step": 0.5}])
+@pytest.mark.parametrize("setting", [{"keep": 0}, {"keep": True}, {"step": -1}, {"step": 0.5}, {"step": 2**63}])
 def test_settings_out_of_range(tmp_path, setting):
     rejects(f"{next(iter(setting))}=", jr.save, tmp_path / "run", None, ONE, **setting)
     assert not (tmp_path / "run").exists()
@@ -193,9 +191,8 @@ def saved(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", UNLIKE)
-def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, name):
-    change, message = UNLIKE[name]
+@pytest.mark.parametrize(("change", "message"), UNLIKE.values(), ids=UNLIKE)
+def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, change, message):
     rejects(message, jr.restore, saved, None, change(SAVED))
 
 

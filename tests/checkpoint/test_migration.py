@@ -171,10 +171,10 @@ def rows(first, num_steps):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("lengths", "shards", "samplers", "windows"),
     [
         ((5, 7), (0, 2), (PER, SAMPLERS[2]), "episodes"),
-        *map(rarely, [(((9, 5), (2, 0), (PER, PER), "inside"),), (((9, 12), (2, 4), (UNIFORM, PER), "cut"),)]),
+        *map(rarely, [((9, 5), (2, 0), (PER, PER), "inside"), ((9, 12), (2, 4), (UNIFORM, PER), "cut")]),
     ],
 )
 @settings(max_examples=10)
@@ -182,8 +182,7 @@ def rows(first, num_steps):
     rollouts=st.lists(st.sampled_from([1, 3]), min_size=1, max_size=8),
     later=st.lists(st.sampled_from([1, 3]), max_size=4),
 )
-def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
-    lengths, shards, samplers, windows = config
+def test_sequences_keep_their_starts_and_priorities(lengths, shards, samplers, windows, rollouts, later):
     stride = 1 if windows == "episodes" else 2
     settings = {"num_envs": 4, "sequence_length": 3, "stride": stride, "windows": windows}
     old, new = (
@@ -226,8 +225,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
     for num_steps in rollouts:
         state, time = advance(old, state, num_steps)
     if twin.handles:
-        sample = old.sample(state, jax.random.key(0), 8)
-        state = old.update(state, sample.indices, np.arange(8.0))
+        state = old.update(state, old.sample(state, jax.random.key(0), 8).indices, np.arange(8.0))
     before = sequences(old, state)
     max_priority = 1.0 if samplers[0] == UNIFORM else float(np.asarray(state.sampler.max_priority).max())
 

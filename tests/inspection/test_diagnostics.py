@@ -212,12 +212,11 @@ def test_names_and_types_do_not_depend_on_values(kind):
         assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
 
 
-def half_filled(counts, **sampler):
+def half_filled(counts, sampler):
     """Shards that hold so many of the items from 0 and from 20 on, with known TD errors; and a draw of 60, or all."""
-    buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, **sampler), 2)
+    buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, sampler=sampler), 2)
     td_errors = (1.0 + np.arange(40) * 7 % 11).astype(np.float32) ** 2
-    place = np.arange(40) % 20
-    return buffer, *_filled_shards(buffer, place < np.repeat(counts, 20), td_errors), td_errors
+    return buffer, *_filled_shards(buffer, np.arange(40) % 20 < np.repeat(counts, 20), td_errors), td_errors
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -229,7 +228,7 @@ def _filled_shards(buffer, mask, td_errors):
 @pytest.mark.parametrize("counts", [(7, 20), (0, 12)])
 def test_draws_from_shards_match_the_twin(counts):
     """Of shards with different items, one of them empty: probabilities tell no order of priorities."""
-    buffer, state, sample, td_errors = half_filled(counts, sampler=jr.Prioritized(alpha=ALPHA, normalize=None))
+    buffer, state, sample, td_errors = half_filled(counts, jr.Prioritized(alpha=ALPHA, normalize=None))
     found = jr.diagnostics(buffer, state, sample=sample)
     drawn = np.asarray(sample.indices) >= 0
     assert drawn.sum() == 30 * np.count_nonzero(counts)
@@ -360,10 +359,11 @@ def test_all_items_without_priorities_are_drawn_evenly():
 def test_the_mass_of_shards_with_fewer_items_than_rows():
     """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
     for counts in ((1, 15), (8, 8), (0, 12), (3, 20)):
-        buffer, state, sample, _ = half_filled(counts, sampler=jr.Uniform(replacement=False))
-        found = jr.diagnostics(buffer, state, sample=sample)
+        buffer, state, sample, _ = half_filled(counts, jr.Uniform(replacement=False))
         law = np.concatenate([np.full(count, 1 / count) for count in sorted(counts) if count])
-        assert_close(found, top_masses(law), rtol=1e-4)
+        for drawn in ({"sample": sample}, {"key": jax.random.key(0)}):  # which takes all that it can
+            expected = {"draws/effective_sample_size": sum(counts), **top_masses(law)}
+            assert_close(jr.diagnostics(buffer, state, **drawn), expected, rtol=1e-4)
 
 
 def test_vmap_equals_a_loop(filled):
@@ -403,12 +403,6 @@ def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
         errors = np.asarray(found[name]) - exact
         assert np.std(errors) < 0.5 / np.sqrt(128)
         assert abs(np.mean(errors)) < 0.01
-
-
-def test_a_draw_without_replacement_takes_all_that_it_can():
-    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Uniform(replacement=False))
-    state = buffer.add(buffer.init(items(10)), items(10))
-    assert jr.diagnostics(buffer, state, jax.random.key(0))["draws/effective_sample_size"] == 10
 
 
 def test_wrong_arguments(filled):

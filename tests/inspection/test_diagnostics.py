@@ -246,19 +246,23 @@ def test_draws_from_shards_match_the_twin(counts):
     assert_close(jr.diagnostics(buffer, state, thorough=True), exact)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def played(buffer, batch_size, stored, td_errors, updated, new):
+    """A state of the `stored` of some items, of which some are `updated`, -1 for none; and its numbers, by draws and
+    of all items."""
+    count = len(stored)
+    state = buffer.add(buffer.init(items(count)), items(count), mask=stored, td_errors=td_errors)
+    shard, place = jnp.divmod(updated, count // twins.num_shards(buffer))
+    state = buffer.update(state, jnp.where(updated < 0, -1, shard * state.ring.period + place), new)
+    drawn = jr.diagnostics(buffer, state, jax.random.key(0), batch_size=batch_size) if batch_size else None
+    return state, drawn, jr.diagnostics(buffer, state, thorough=True)
+
+
 def test_counts_of_a_partly_filled_buffer_are_of_its_items():
     """All stored items are updated; the rest of the storage is not counted."""
     buffer = jr.ReplayBuffer(capacity=12, count_updates=True, donate=False)
-
-    @jax.jit
-    def look(handles):
-        state = buffer.add(buffer.init(items(8)), items(8), mask=np.arange(8) < 5)
-        state = buffer.update(state, handles, np.ones(8))
-        found = jr.diagnostics(buffer, state, thorough=True), jr.diagnostics(buffer, state, jax.random.key(0))
-        return *found, state
-
-    for handles, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
-        exact, drawn, state = look(handles)
+    for updated, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
+        state, drawn, exact = played(buffer, 256, np.arange(8) < 5, None, updated, np.ones(8))
         assert_close(exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": updates / 5})
         atol = 0.15 * (never > 0)  # five deviations of 256 draws
         np.testing.assert_allclose(drawn["never_updated"], never, atol=atol)
@@ -271,44 +275,30 @@ def test_spent_items_are_counted_as_spent_alone(num_shards):
     """Of 16 items eight are spent, one has all priority; with shards, those of the first are spent."""
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority="stored")
     buffer = over_devices(jr.ReplayBuffer(capacity=32, sampler=sampler, max_uses=1, donate=False), num_shards)
-    numbers = np.arange(16, dtype=np.int32)
-
-    @jax.jit
-    def look(key):
-        td_errors = np.where(numbers == 9, 3.0, 0.0).astype(np.float32)
-        state = buffer.add(buffer.init(items(16)), items(16), td_errors=td_errors)
-        state = buffer.update(state, np.where(numbers < 8, numbers, -1), np.full(16, 100.0, np.float32))
-        drawn = [jr.diagnostics(buffer, state, key, thorough=thorough) for thorough in (False, True)]
-        return *drawn, buffer.size(state), jr.diagnostics(buffer, buffer.clear(state))
-
-    drawn, found, size, none = look(jax.random.key(0))
+    numbers = np.arange(16)
+    td_errors, spent = np.where(numbers == 9, np.float32(3), np.float32(0)), np.where(numbers < 8, numbers, -1)
+    state, drawn, found = played(buffer, 256, numbers >= 0, td_errors, spent, np.full(16, 100.0, np.float32))
     expected = {"size": 8, "fill": 0.5, "drawable": 0.5, "spent": 8, "max_priority": 3, "total_priority": 3}
     expected |= {"top_10pct_mass": 1}
     assert_close(drawn, expected)
     assert_close(found, expected | {"updates_per_item": 0.5})
-    assert found["size"] == size
-    assert_close(none, {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1})
+    assert found["size"] == int(buffer.size(state))
+    none = {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1}
+    assert_close(jr.diagnostics(buffer, buffer.clear(state)), none)
 
 
 def test_counts_of_shards_are_sums_over_all():
     """Of shards of 2, 6 and 1 items, of which those of the second are updated."""
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0)
     buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, count_updates=True, donate=False), 3)
-    place, td_errors = np.arange(24) % 8, np.repeat(np.float32([2, 1, 2]), 8)
+    slots, td_errors = np.arange(24), np.repeat(np.float32([2, 1, 2]), 8)
     td_errors[[0, 8, 12]] = np.inf
-
-    @jax.jit
-    def look(key):
-        state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
-        handles = jnp.where((np.arange(24) // 8 == 1) & (place < 6), np.arange(24) // 8 * state.ring.period + place, -1)
-        state = buffer.update(state, handles, np.where(place == 5, np.nan, 3.0).astype(np.float32))
-        drawn = jr.diagnostics(buffer, state, key, batch_size=1)  # a row of each shard
-        return drawn, jr.diagnostics(buffer, state, thorough=True)
-
+    stored, new = slots % 8 < np.repeat([2, 6, 1], 8), np.where(slots % 8 == 5, np.nan, 3.0).astype(np.float32)
+    updated = np.where(stored & (slots // 8 == 1), slots, -1)
+    _, drawn, found = played(buffer, 1, stored, td_errors, updated, new)  # draws a row of each shard
     # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
     expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 0, "updates": 1}
     expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
-    drawn, found = look(jax.random.key(0))
     assert_close(drawn, expected)
     assert_close(found, expected | {"updates_per_item": 6 / 9})
 
@@ -336,23 +326,16 @@ def test_the_drawable_share_of_sequences(num_shards):
         assert_close(found, {"size": size, "fill": stored / 10, "drawable": share})
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def thorough_of(buffer, stored, updated):
-    """Of a buffer with these of 40 items, all TD errors 0."""
-    zeros = np.zeros(40, np.float32)
-    state = buffer.add(buffer.init(items(40)), items(40), mask=stored, td_errors=zeros)
-    state = buffer.update(state, jnp.where(updated, np.arange(40), -1), zeros)
-    return jr.diagnostics(buffer, state, thorough=True)
-
-
 def test_all_items_without_priorities_are_drawn_evenly():
     """Those of a shard of 1 item and one of 12, which are half of the law each; and of some that are not spent."""
-    buffer, slots = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0)), np.arange(40)
-    found = thorough_of(over_devices(buffer, 2), slots % 20 < np.repeat([1, 12], 20), slots < 0)
+    buffer = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0))
+    slots, zeros = np.arange(40), np.zeros(40, np.float32)
+    stored = slots % 20 < np.repeat([1, 12], 20)
+    *_, found = played(over_devices(buffer, 2), 0, stored, zeros, np.full(40, -1), zeros)
     assert_close(found, {"stored/priority_zero": 1, "top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
     spending = dataclasses.replace(buffer, max_uses=1)
     for stored, spent in ((2, 1), (40, 30), (1, 0)):
-        found = thorough_of(spending, slots < stored, slots < spent)
+        *_, found = played(spending, 0, slots < stored, zeros, np.where(slots < spent, slots, -1), zeros)
         assert_close(found, {"stored/priority_zero": 1, "top_10pct_mass": 0.1 * stored / (stored - spent)}, rtol=1e-6)
 
 

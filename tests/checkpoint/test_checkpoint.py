@@ -160,12 +160,6 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
         assert not restored["special"].weak_type
 
 
-def test_a_state_without_values_comes_back(tmp_path):
-    state = {"nothing": (), "empty": jax.device_put(np.zeros((0, 3), np.int8))}
-    jr.save(tmp_path, None, state)
-    assert_same(jr.restore(tmp_path, None, state), state)
-
-
 def test_traced_values_are_refused(tmp_path):
     save = jax.jit(lambda x: jr.save(tmp_path / "run", None, {"a": x}))
     rejects(r"leaf \['a'\]: is traced; .* outside of jit, scan and vmap", save, np.ones(2, np.float32))

@@ -128,7 +128,10 @@ def test_nothing_to_restore(tmp_path):
         rejects("no complete checkpoint there", jr.restore, path, None, ONE, error=FileNotFoundError)
 
 
+UNNAMED = define_prng_impl(key_shape=(2,), **dict.fromkeys(("seed", "split", "random_bits", "fold_in")))
+KEYS = jax.random.wrap_key_data(np.zeros(2, np.uint32), impl=UNNAMED)
 REFUSED = {
+    "keys": (None, {"key": KEYS}, r"leaf \['key'\]: PRNG keys of \?, which has no name"),
     "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]\.x: there are two with this path"),
     "text": (None, {"a": "text"}, r"\['a'\]: got a str; expected an array"),
     "no pytree": (None, object(), "leaf <root>: got a object; expected an array"),
@@ -194,13 +197,6 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize(("change", "message"), UNLIKE.values(), ids=UNLIKE)
 def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, change, message):
     rejects(message, jr.restore, saved, None, change(SAVED))
-
-
-def test_keys_without_a_name_are_refused(tmp_path):
-    functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"))
-    unnamed = define_prng_impl(key_shape=(2,), **functions)
-    key = jax.random.wrap_key_data(np.zeros(2, np.uint32), impl=unnamed)
-    rejects(r"leaf \['key'\]: PRNG keys of \?, which has no name", jr.save, tmp_path, None, {"key": key})
 
 
 @pytest.mark.parametrize(("saved", "given"), [("float8_e5m2", "float8_e4m3fn"), rarely(("bfloat16", "uint16"))])

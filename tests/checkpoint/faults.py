@@ -124,16 +124,12 @@ class Fails:
     """A hook that raises an error at the call `first`, and at `more` calls after it."""
 
     def __init__(self, number, first, more=0):
-        self.number, self.first, self.last, self.count = number, first, first + more, 0
+        self.number, self.first, self.last, self.has_failed = number, first, first + more, False
 
     def __call__(self, count, path):
-        self.count += 1
+        self.has_failed |= count >= self.first
         if self.first <= count <= self.last:
             raise OSError(self.number, os.strerror(self.number), path if isinstance(path, str) else None)
-
-    @property
-    def has_failed(self):
-        return self.count > self.first
 
 
 @contextlib.contextmanager

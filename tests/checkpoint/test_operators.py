@@ -62,14 +62,6 @@ def test_what_was_moved_to_an_archive_and_linked_back_stays_there(two, part, rel
     assert len([x for x in os.listdir(two) if not (two / x).is_symlink() and not x.endswith(".part")]) == 1
 
 
-def test_a_path_that_is_a_link_to_a_folder(two):
-    link = two.parent / "link"
-    link.symlink_to(two)
-    check_save(link, NEXT)
-    assert link.is_symlink()
-    assert_alone(two, NEXT)
-
-
 # --- names of paths
 
 
@@ -86,11 +78,15 @@ def test_a_save_into_a_checkpoint_is_refused(two, inside, wait):
     assert which(two, OLD, NEW) == 1
 
 
-def test_a_path_may_have_the_name_of_a_checkpoint(tmp_path):
-    path = tmp_path / "checkpoint_1"
-    for one in (OLD, NEW):
-        check_save(path, one)
-    assert_alone(path, NEW)
+def test_a_path_may_be_a_link_or_have_the_name_of_a_checkpoint(two):
+    link, named = two.parent / "link", two.parent / "checkpoint_1"
+    link.symlink_to(two)
+    for path in (link, named):
+        for one in (OLD, NEXT):
+            check_save(path, one)
+    assert link.is_symlink()
+    assert_alone(two, NEXT)
+    assert_alone(named, NEXT)
 
 
 # --- files that vanish while they are written

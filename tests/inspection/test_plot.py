@@ -17,10 +17,6 @@ PRIORITIES, AGES, MASS, WEIGHTS = TITLES = ["Priorities", "Ages", "Cumulative ma
 pytestmark = pytest.mark.filterwarnings("ignore:'[a-z]+[A-Z][A-Za-z]*'( argument is)? deprecated:DeprecationWarning")
 
 
-def titles(figure):
-    return [ax.get_title(loc="left") for ax in figure.axes]
-
-
 def legend(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
@@ -36,7 +32,7 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
     state = buffer.update(state, handles, priorities)
     law = priorities**0.6 / np.sum(priorities**0.6)
     figure = jr.plot(buffer, state)
-    by_title = dict(zip(titles(figure), figure.axes, strict=True))
+    by_title = {ax.get_title(loc="left"): ax for ax in figure.axes}
     assert list(by_title) == TITLES
     for title, of_items in ((PRIORITIES, priorities), (AGES, 59 - handles)):
         stored, drawn = (patch.get_data() for patch in by_title[title].patches)
@@ -125,7 +121,7 @@ def test_every_buffer(name):
     make, expected = CASES[name]
     buffer, state = make()
     figure = jr.plot(buffer, state)
-    assert titles(figure) == expected
+    assert [ax.get_title(loc="left") for ax in figure.axes] == expected
     for title, ax in zip(expected, figure.axes, strict=True):
         if title == PRIORITIES and "not shown" not in ax.get_xlabel():
             assert [patch.get_data().values.sum() for patch in ax.patches] == pytest.approx([1, 1])

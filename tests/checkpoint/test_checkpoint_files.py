@@ -314,12 +314,11 @@ def test_processes_with_different_states_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["mkdir", "listdir"])
-def test_where_the_first_process_fails_all_do(tmp_path, name):
+@pytest.mark.parametrize(("name", "call"), [("mkdir", jr.save), ("listdir", jr.restore)])
+def test_where_the_first_process_fails_all_do(tmp_path, name, call):
     jr.save(tmp_path, None, filled(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, name, refuse)
-        call = jr.restore if name == "listdir" else jr.save
         first, second = two(lambda index: call(tmp_path, None, filled(2)))
     assert "Read-only" in str(first)
     assert "the first process could not" in str(second)

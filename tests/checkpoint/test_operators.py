@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 import os
-import pathlib
 import re
 import shutil
 import threading
@@ -27,18 +26,12 @@ pytestmark = pytest.mark.versions
 OLD, NEW, NEXT = (state(seed) for seed in range(3))
 
 
-@pytest.fixture(scope="module")
-def two_saved(tmp_path_factory):
-    """A folder with checkpoints of OLD and NEW, to be copied."""
-    path = tmp_path_factory.mktemp("two") / "run"
-    for step, one in enumerate((OLD, NEW)):
-        jr.save(path, None, one, step=step, keep=2)
-    return path
-
-
 @pytest.fixture
-def two(two_saved, tmp_path):
-    return pathlib.Path(shutil.copytree(two_saved, tmp_path / "run"))
+def two(tmp_path):
+    """A folder with checkpoints of OLD and NEW."""
+    for step, one in enumerate((OLD, NEW)):
+        jr.save(tmp_path / "run", None, one, step=step, keep=2)
+    return tmp_path / "run"
 
 
 # --- links

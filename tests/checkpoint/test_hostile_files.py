@@ -156,10 +156,8 @@ def restore_all(folder, connection):
     for name in CASES:
         try:
             message = jr.restore(folder / name.replace("/", "."), None, STATE) and None
-        except ValueError as error:
-            message = str(error)
         except Exception as error:
-            message = f"not clear: {error!r}"
+            message = str(error) if isinstance(error, ValueError) else f"not clear: {error!r}"
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
             main([str(folder / name.replace("/", "."))])
         connection.send((name, message, out.getvalue()))

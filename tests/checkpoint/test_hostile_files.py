@@ -45,10 +45,7 @@ def claims(*at, value):
 
     def change(folder):
         def set_value(content):
-            *path, last = at
-            for key in path:
-                content = content[key]
-            content[last] = value
+            functools.reduce(lambda node, key: node[key], at[:-1], content)[at[-1]] = value
 
         rewrite(folder.parent, set_value)
 

@@ -45,11 +45,6 @@ def save_until_signalled(path, connection):
         connection.send(("end", number))
 
 
-def check_left(path):
-    """What a later save has not deleted, as it has no description of ours, holds no arrays."""
-    assert [*path.glob("*.part/arrays*")] == []
-
-
 def restored(path):
     (number,) = numbers_in(jr.restore(path, None, LIKE))
     return number
@@ -73,7 +68,7 @@ def test_a_program_that_is_ended_at_any_moment_leaves_a_complete_checkpoint(tmp_
         seen["left over"] += bool(_files.numbers(path, _files.PART))
         seen["unfinished"] += last["end"] < last["begin"]
         jr.save(path, None, filled(found), keep=2)
-        check_left(path)
+        assert [*path.glob("*.part/arrays*")] == [], "a later save has not deleted it"
         assert len(_files.numbers(path)) == 2
     assert seen["unfinished"] > each // 2
     assert seen["left over"] > 0 or each < 10, seen
@@ -132,7 +127,7 @@ def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
         jr.save(tmp_path, None, LIKE, wait=wait)()
         assert restored(tmp_path) == 0
     assert not was_interrupted
-    check_left(tmp_path)
+    assert [*tmp_path.glob("*.part/arrays*")] == [], "a later save has not deleted it"
 
 
 X = np.arange(2**22, dtype=np.int32)

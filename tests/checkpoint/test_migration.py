@@ -8,7 +8,7 @@ import oracles
 import pytest
 import seeds
 from checkpoint_runs import assert_same
-from helpers import at, check_tree, items, over_devices, rarely, rejects
+from helpers import at, check_tree, items, over_devices, rarely, rejects, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,9 +53,8 @@ def expected_leaf(old, new, leaf, max_priority):
 def check_goes_on(buffer, state, expected):
     """Check that a state is as `init` gives it but for its values, and that the next items overwrite the oldest."""
     fresh, num_shards = buffer.init(items(np.zeros(8))), len(expected)
-    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    assert types(state) == types(fresh)
     for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True):
-        assert (found.shape, found.dtype) == (like.shape, like.dtype)
         assert found.sharding.is_equivalent_to(like.sharding, like.ndim)
     np.testing.assert_array_equal(state.ring.period, fresh.ring.period)
     added = np.arange(100, 108).reshape(num_shards, -1).tolist()

@@ -29,9 +29,8 @@ def filled():
     sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
     state, rng = buffer.init(items(10)), seeds.rng(0)
-    priorities, counts, rejected, late = {}, collections.Counter(), 0, 0
+    priorities, counts, rejected, late, largest = {}, collections.Counter(), 0, 0, 1.0
     for first in range(0, 60, 10):
-        largest = max([1.0, *priorities.values()])
         priorities |= dict.fromkeys(range(first, first + 10), largest)
         state = buffer.add(state, items(10, first))
         handles = rng.integers(-1, first + 10, 12).astype(np.int32)
@@ -45,6 +44,7 @@ def filled():
                 rejected += np.isnan(td_error)
                 if not np.isnan(td_error):
                     priorities[handle] = abs(td_error) + 1e-6
+                    largest = max(largest, priorities[handle])
     live = range(60 - CAPACITY, 60)
     return buffer, state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
 

@@ -29,17 +29,12 @@ class Flax:
     settings: tuple = flax.struct.field(pytree_node=False, default=(1, 0.1, None, True, ("a", np.dtype("int8"))))
 
 
-@jax.tree_util.register_pytree_node_class
 class Custom:
     def __init__(self, x, size):
         self.x, self.size = x, size
 
-    def tree_flatten(self):
-        return (self.x,), self.size
 
-    @classmethod
-    def tree_unflatten(cls, size, children):
-        return cls(*children, size)
+jax.tree_util.register_pytree_node(Custom, lambda x: ((x.x,), x.size), lambda size, children: Custom(*children, size))
 
 
 def bits(leaf):
@@ -60,12 +55,7 @@ def assert_same(got, expected):
 
 def filled(number):
     """A state in which everything says `number`."""
-    arrays = {
-        "small": np.full((), number, np.int32),
-        "bytes": np.full(2**16, number, np.uint8),
-        "words": np.full((4, 2**12), number, np.float32),
-    }
-    return jax.tree.map(jnp.asarray, arrays)
+    return jax.device_put({"small": np.full(3, number, np.int8), "words": np.full((4, 2**12), number, np.float32)})
 
 
 def numbers_in(state):
@@ -89,11 +79,7 @@ def recorded():
     return {"replay": buffer}, {"replay": state, "key": jax.random.key(7), "steps": 5}
 
 
-def main():
-    folder = pathlib.Path(__file__).with_name("recorded")
-    shutil.rmtree(folder, ignore_errors=True)
-    jr.save(folder, *recorded(), step=3)
-
-
 if __name__ == "__main__":
-    main()
+    path = pathlib.Path(__file__).with_name("recorded")
+    shutil.rmtree(path, ignore_errors=True)
+    jr.save(path, *recorded(), step=3)

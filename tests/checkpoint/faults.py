@@ -7,16 +7,15 @@ import builtins
 import collections
 import contextlib
 import errno
+import functools
 import io
 import itertools
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
@@ -125,16 +124,12 @@ class Fails:
     """A hook that raises an error at the call `first`, and at `more` calls after it."""
 
     def __init__(self, number, first, more=0):
-        self.number, self.first, self.last, self.count = number, first, first + more, 0
+        self.number, self.first, self.last, self.has_failed = number, first, first + more, False
 
     def __call__(self, count, path):
-        self.count += 1
+        self.has_failed |= count >= self.first
         if self.first <= count <= self.last:
             raise OSError(self.number, os.strerror(self.number), path if isinstance(path, str) else None)
-
-    @property
-    def has_failed(self):
-        return self.count > self.first
 
 
 @contextlib.contextmanager
@@ -147,30 +142,24 @@ def unreadable(hook):
             hook(next(count), self.name)
             return super().readall()
 
-        def readinto(self, buffer):
-            hook(next(count), self.name)
-            return super().readinto(buffer)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(io, "FileIO", File)
         yield
 
 
 @contextlib.contextmanager
-def disk(folder, options):
-    """A small disk in memory at `folder`; yields False where it may not be mounted, as in some containers."""
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
+def full_disk(num_bytes):
+    """No file gets larger than this: of a larger one its beginning is written, as where a disk is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
-        yield mounted.returncode == 0
+        yield
     finally:
-        if mounted.returncode == 0 and subprocess.run(["umount", folder], capture_output=True).returncode != 0:
-            subprocess.run(["umount", "-l", folder], check=True)
-            pytest.fail("somebody still uses the disk")
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def damaged(file):
-    """Damage a file in some 14 ways in turn: other contents, or none. It is restored in the end."""
+    """Damage a file in 14 ways in turn: other contents, or none. It is restored in the end."""
     content = file.read_bytes()
     changes = [None, content + b"x", b"", content[:-1], content[: len(content) // 2], bytes(len(content))]
     for part in range(1, 9):
@@ -200,20 +189,14 @@ def recorded(monkeypatch):
     def everything(top):
         return {os.path.relpath(path, top): state(path) for path in (top, *pathlib.Path(top).rglob("*"))}
 
-    def record(name):
-        call = getattr(os, name)
-
-        def called(path, *arguments, dir_fd=None, **named):
-            where = path_of(path, dir_fd)
-            found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
-            events.append((name, where, arguments[0] if name in ("rename", "replace") else None, found))
-            named = named if dir_fd is None else named | {"dir_fd": dir_fd}
-            return call(path, *arguments, **named)
-
-        monkeypatch.setattr(os, name, called)
+    def called(name, call, path, *to, **named):
+        where = path_of(path, named.get("dir_fd"))
+        found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
+        events.append((name, where, *(to or [None]), found))
+        return call(path, *to, **named)
 
     for name in ("fsync", "rename", "replace", "unlink", "remove", "rmdir"):
-        record(name)
+        monkeypatch.setattr(os, name, functools.partial(called, name, getattr(os, name)))
     return events
 
 
@@ -235,13 +218,9 @@ def check_durable(events, path, part):
     return named
 
 
-def run_program(text, *arguments):
-    """The completed process of a Python program that has the package and the tests."""
-    own = pathlib.Path(__file__).parent
-    path = [str(pathlib.Path(jr.__file__).parents[1]), str(own), str(own.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def _on_cpu(target, *arguments):
+    jax.config.update("jax_platforms", "cpu")
+    target(*arguments)
 
 
 class Child:
@@ -250,7 +229,7 @@ class Child:
     def __init__(self, children, target, *arguments):
         self.last = collections.defaultdict(int)
         self.ours, theirs = children.Pipe(duplex=False)
-        self.process = children.Process(target=target, args=(*arguments, theirs))
+        self.process = children.Process(target=_on_cpu, args=(target, *arguments, theirs), daemon=True)
         self.process.start()
         theirs.close()
 

@@ -65,17 +65,12 @@ CHANGES = {
     "root": (POOLS, jr.NStep(n=1, gamma=1), r"config: saved '\w+\.DifficultyPools', given '\w+\.NStep'; .* more\)\."),
     "nested": ({"a": [POOLS, 1]}, {"a": [POOLS, 2]}, r"\['a'\]\[1\]: saved 1, given 2\. Restore with the saved one"),
     "many": (list(range(9)), list(range(1, 10)), r"\[4\]: saved 4, given 5 \(and 4 more\)"),
-    "both": (
-        BUFFER,
-        jr.ReplayBuffer(capacity=5),
-        r"capacity: saved 4, given 5; config\.sampler: saved 'jaxreplay\.Prio",
-    ),
+    "both": (BUFFER, jr.ReplayBuffer(capacity=5), r"capacity: saved 4, given 5; config\.sampler: saved 'jaxr\w+\.Prio"),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_another_configuration_is_refused_by_field(tmp_path, name):
-    saved, given, message = CHANGES[name]
+@pytest.mark.parametrize(("saved", "given", "message"), CHANGES.values(), ids=CHANGES)
+def test_another_configuration_is_refused_by_field(tmp_path, saved, given, message):
     jr.save(tmp_path, saved, jnp.arange(2))
     rejects(message, jr.restore, tmp_path, given, ONE)
     assert_same(jr.restore(tmp_path, saved, LIKE), jnp.arange(2))
@@ -92,9 +87,7 @@ def test_equal_values_of_other_types_are_no_difference():
 
 def test_what_is_new_in_a_part_with_its_default_has_its_default():
     """Of a part that was given, the default of the whole does not count."""
-    saved = {field.where: field.value for field in _config.fields(Outer())}
-    for where in [x for x in saved if x.startswith("config.inner")]:
-        del saved[where]
+    saved = {field.where: field.value for field in _config.fields(Outer()) if "inner" not in field.where}
     assert _config.differences(saved, Outer()) == []
     found = _config.differences(saved, Outer(inner=Settings(added="other")))
     assert found[-1] == "config.inner.added: saved nothing, given 'other'"
@@ -133,7 +126,10 @@ def test_nothing_to_restore(tmp_path):
         rejects("no complete checkpoint there", jr.restore, path, None, ONE, error=FileNotFoundError)
 
 
+UNNAMED = define_prng_impl(key_shape=(2,), **dict.fromkeys(("seed", "split", "random_bits", "fold_in")))
+KEYS = jax.random.wrap_key_data(np.zeros(2, np.uint32), impl=UNNAMED)
 REFUSED = {
+    "keys": (None, {"key": KEYS}, r"leaf \['key'\]: PRNG keys of \?, which has no name"),
     "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]\.x: there are two with this path"),
     "text": (None, {"a": "text"}, r"\['a'\]: got a str; expected an array"),
     "no pytree": (None, object(), "leaf <root>: got a object; expected an array"),
@@ -144,14 +140,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path, name):
-    config, state, message = REFUSED[name]
+@pytest.mark.parametrize(("config", "state", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path, config, state, message):
     rejects(message, jr.save, tmp_path / "run", config, state)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("setting", [{"keep": 0}, {"keep": True}, {"step": -1}, {"step": 0.5}])
+@pytest.mark.parametrize("setting", [{"keep": 0}, {"keep": True}, {"step": -1}, {"step": 0.5}, {"step": 2**63}])
 def test_settings_out_of_range(tmp_path, setting):
     rejects(f"{next(iter(setting))}=", jr.save, tmp_path / "run", None, ONE, **setting)
     assert not (tmp_path / "run").exists()
@@ -197,17 +192,9 @@ def saved(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", UNLIKE)
-def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, name):
-    change, message = UNLIKE[name]
+@pytest.mark.parametrize(("change", "message"), UNLIKE.values(), ids=UNLIKE)
+def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, change, message):
     rejects(message, jr.restore, saved, None, change(SAVED))
-
-
-def test_keys_without_a_name_are_refused(tmp_path):
-    functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"))
-    unnamed = define_prng_impl(key_shape=(2,), **functions)
-    key = jax.random.wrap_key_data(np.zeros(2, np.uint32), impl=unnamed)
-    rejects(r"leaf \['key'\]: PRNG keys of \?, which has no name", jr.save, tmp_path, None, {"key": key})
 
 
 @pytest.mark.parametrize(("saved", "given"), [("float8_e5m2", "float8_e4m3fn"), rarely(("bfloat16", "uint16"))])

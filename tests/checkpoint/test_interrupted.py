@@ -1,6 +1,7 @@
 """Saves that are cut off: by signals, errors and power cuts. A complete checkpoint is always there."""
 
 import collections
+import functools
 import io
 import itertools
 import os
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in
-from faults import LONG, Child, check_durable, in_time, recorded, run_program
+from faults import LONG, Child, check_durable, in_time, recorded, refuse
 from helpers import interruptible, rarely
 
 import jaxreplay as jr
@@ -28,7 +29,6 @@ LIKE = filled(0)
 
 def save_until_signalled(path, connection):
     """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk."""
-    jax.config.update("jax_platforms", "cpu")
     sys.stderr = io.StringIO()  # of the error by which it ends
     interruptible()
 
@@ -45,13 +45,8 @@ def save_until_signalled(path, connection):
         connection.send(("end", number))
 
 
-def check_left(path):
-    """What a later save has not deleted, as it has no description of ours, holds no arrays."""
-    assert [*path.glob("*.part/arrays*")] == []
-
-
-def restored(path, like=LIKE):
-    (number,) = numbers_in(jr.restore(path, None, like))
+def restored(path):
+    (number,) = numbers_in(jr.restore(path, None, LIKE))
     return number
 
 
@@ -73,7 +68,7 @@ def test_a_program_that_is_ended_at_any_moment_leaves_a_complete_checkpoint(tmp_
         seen["left over"] += bool(_files.numbers(path, _files.PART))
         seen["unfinished"] += last["end"] < last["begin"]
         jr.save(path, None, filled(found), keep=2)
-        check_left(path)
+        assert [*path.glob("*.part/arrays*")] == [], "a later save has not deleted it"
         assert len(_files.numbers(path)) == 2
     assert seen["unfinished"] > each // 2
     assert seen["left over"] > 0 or each < 10, seen
@@ -97,8 +92,8 @@ def wait_for_writers():
             assert thread.ended.wait(LONG)
 
 
-def interrupted(function, at):
-    """Call a function that is interrupted before line `at` of the checkpoint's code in this thread; if it was."""
+def interrupted(save, at):
+    """Begin and end a save, interrupted before line `at` of the checkpoint's code in this thread; True if it was."""
     lines, previous = itertools.count(), sys.gettrace()
 
     def trace(frame, event, _):
@@ -109,7 +104,7 @@ def interrupted(function, at):
 
     try:
         sys.settrace(trace)
-        function()
+        save()()
     except KeyboardInterrupt:
         return True
     finally:
@@ -121,51 +116,53 @@ def interrupted(function, at):
 @pytest.mark.parametrize("step", [29, rarely(5)])
 @pytest.mark.parametrize("wait", [True, False])
 def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
-    like = {"a": np.zeros(9, np.int8)}
-
-    def save(number):
-        jr.save(tmp_path, None, {"a": jnp.asarray(like["a"] + np.int8(number))}, wait=wait)()
-
-    save(0)
-    # Each empty folder that is left adds lines to all later saves: those after the 600th are the same again.
-    for at in (*range(random.Random(0).randrange(step), 600, step), 10**6):
+    jr.save(tmp_path, None, LIKE)
+    # Each empty folder that is left adds lines to all later saves: those after the 660th are the same again.
+    for at in (*range(random.Random(0).randrange(step), 660, step), 10**6):
         number = at % 100 + 1
-        was_interrupted = interrupted(lambda number=number: save(number), at)
+        save = functools.partial(jr.save, tmp_path, None, filled(number), wait=wait)
+        was_interrupted = interrupted(save, at)
         wait_for_writers()
-        assert restored(tmp_path, like) in ((0, number) if was_interrupted else (number,)), at
-        save(0)
-        assert restored(tmp_path, like) == 0
+        assert restored(tmp_path) in ((0, number) if was_interrupted else (number,)), at
+        jr.save(tmp_path, None, LIKE, wait=wait)()
+        assert restored(tmp_path) == 0
     assert not was_interrupted
-    check_left(tmp_path)
+    assert [*tmp_path.glob("*.part/arrays*")] == [], "a later save has not deleted it"
 
 
-PROGRAM = """
-import sys, numpy as np, jaxreplay as jr
-x = np.arange(2**22, dtype=np.int32)
-for number in range(2):
-    finish = jr.save(sys.argv[1], None, {"x": x + number, "n": number}, wait=False)
-raise RuntimeError("of the training")
-"""
+X = np.arange(2**22, dtype=np.int32)
 
 
-def test_a_begun_save_is_completed_when_the_program_ends_by_an_error(tmp_path):
-    found = run_program(PROGRAM, tmp_path)
-    assert found.returncode == 1
-    assert found.stderr.rstrip().endswith("RuntimeError: of the training"), found.stderr
-    assert found.stderr.count("Traceback") == 1
-    like = {"x": np.arange(2**22, dtype=np.int32), "n": 0}
-    assert jr.restore(tmp_path, None, like)["n"] == 1
-    assert len(os.listdir(tmp_path)) == 1
+def end_while_saving(path, is_first, connection):
+    """Begin saves, and end by an error; and later with a save that fails."""
+    sys.stderr = path.with_name("told").open("w")
+    if is_first:
+        for number in range(2):
+            jr.save(path, None, {"x": X + number, "n": number}, wait=False)
+        raise RuntimeError("of the training")
+    os.rename = refuse
+    jr.save(path, None, 1, wait=False)
+    sys.exit(3)
+
+
+def test_a_save_that_has_begun_is_completed_or_its_error_told_when_the_program_ends(tmp_path, children):
+    path, told = tmp_path / "run", tmp_path / "told"
+    assert Child(children, end_while_saving, path, True).ended() == 1
+    assert told.read_text().rstrip().endswith("RuntimeError: of the training")
+    assert told.read_text().count("Traceback") == 1
+    assert Child(children, end_while_saving, path, False).ended() == 3
+    assert "Read-only file system" in told.read_text()
+    assert str(path) in told.read_text()
+    assert jr.restore(path, None, {"x": X, "n": 0})["n"] == 1
+    assert len(os.listdir(path)) == 1
 
 
 def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path, monkeypatch):
     """Else a power cut could leave neither: files and folders may reach the disk in any order until they are synced."""
     path = str(tmp_path / "deep" / "run")
-    config = jr.ReplayBuffer(capacity=8)
-    state = {"replay": config.init({"x": jnp.zeros((1, 3))}), "key": jax.random.key(0), "n": 5}
-    events = recorded(monkeypatch)
+    state, events = LIKE | {"key": jax.random.key(0), "n": 5, "weak": jnp.asarray(2.5)}, recorded(monkeypatch)
     for _ in range(3):
-        jr.save(path, config, state)
+        jr.save(path, None, state)
     monkeypatch.undo()
     named = check_durable(events, path, _files.PART)
     assert [events[i][2] for i in named] == [os.path.join(path, f"checkpoint_{n}") for n in range(3)]
@@ -175,4 +172,4 @@ def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path,
         assert is_own or name in ("fsync", "rename", "replace"), "an older one goes first"
     gone = [where for name, where, *_ in events if name in ("unlink", "rmdir") and "checkpoint_0" in where]
     assert gone[-2:] == [f"{path}/checkpoint_0.part/description.json", f"{path}/checkpoint_0.part"]
-    assert_same(jr.restore(path, config, state), state)
+    assert_same(jr.restore(path, None, state), state)

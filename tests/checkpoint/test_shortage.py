@@ -13,35 +13,13 @@ import shutil
 import time
 
 import pytest
-from faults import OPENS, QUIET, Fails, assert_alone, check_save, disk, hooked, state, tree, which
-from helpers import rarely
+from faults import OPENS, QUIET, Fails, assert_alone, check_save, full_disk, hooked, state, tree, which
+from helpers import rarely, rejects
 
 import jaxreplay as jr
 
 pytestmark = pytest.mark.versions
 OLD, NEW, NEXT = (state(seed) for seed in range(3))
-MANY = [state(seed, 24, 2**14) for seed in range(3)]  # 400 KB, which hardly become fewer
-
-
-def attempt(path, one, wait):
-    """True if a save has worked, False if it or its end has raised an `OSError`."""
-    try:
-        jr.save(path, None, one, wait=wait)()
-    except OSError:
-        return False
-    return True
-
-
-def check(path, saved, before, states=(OLD, NEW, NEXT)):
-    """Check what a save has left; `before` is the tree at its end."""
-    old, new, following = states
-    assert tree(path) == before, "is written after the end of the save"
-    assert which(path, new, old) <= (0 if saved else 1)
-    jr.save(path, None, following)
-    assert_alone(path, following)
-
-
-# --- descriptors
 
 
 @pytest.mark.parametrize(
@@ -52,58 +30,36 @@ def test_a_save_without_a_descriptor_at_each_of_its_calls(tmp_path, wait, more):
     jr.save(tmp_path / "old", None, OLD)
     found = []
     for first in itertools.count():
-        path, fails = tmp_path / str(first), Fails(errno.EMFILE, first, more)
+        path, fails, saved = tmp_path / str(first), Fails(errno.EMFILE, first, more), False
         shutil.copytree(tmp_path / "old", path)
-        with hooked(path, fails, [*OPENS, (os, "mkdir"), (os, "rename")]):
-            saved = attempt(path, NEW, wait)
+        with hooked(path, fails, [*OPENS, (os, "mkdir"), (os, "rename")]), contextlib.suppress(OSError):
+            jr.save(path, None, NEW, wait=wait)()
+            saved = True
         found.append((path, saved, tree(path)))
         if not fails.has_failed:
             break
     assert saved
     assert [saved for _, saved, _ in found].count(False) > 3
     time.sleep(QUIET)
-    for arguments in found:
-        check(*arguments)
+    for path, saved, before in found:
+        assert tree(path) == before, "is written after the end of the save"
+        assert which(path, NEW, OLD) <= (0 if saved else 1)
+        jr.save(path, None, NEXT)
+        assert_alone(path, NEXT)
 
 
-# --- disks
-
-
-def fill(file, num_free):
-    """Fill the disk of a file up to some bytes."""
-    with open(file, "wb", buffering=0) as opened, contextlib.suppress(OSError):
-        while opened.write(bytes(2**16)) == 2**16:
-            pass
-    os.truncate(file, max(0, os.stat(file).st_size - num_free))
-
-
-if os.geteuid() == 0 and shutil.which("mount") is not None:
-
-    @pytest.mark.parametrize(
-        ("wait", "levels"), [(False, [5]), *map(rarely, [(True, range(20)), (False, range(20))])], ids=str
-    )
-    def test_a_save_on_a_disk_that_is_nearly_full(tmp_path, wait, levels):
-        """At levels of 32 KB, of which the last are enough."""
-        old, new, _ = MANY
-        jr.save(tmp_path / "old", None, old)
-        path, ballast, found = tmp_path / "disk" / "run", tmp_path / "disk" / "ballast", []
-        with disk(tmp_path / "disk", "size=4m") as mounted:
-            if not mounted:
-                return  # a container that may not
-            for level in levels:
-                shutil.copytree(tmp_path / "old", path)
-                fill(ballast, 2**15 * level)
-                found.append(attempt(path, new, wait))
-                before = tree(path)
-                time.sleep(QUIET)
-                ballast.unlink()
-                check(path, found[-1], before, MANY)
-                shutil.rmtree(path)
-        assert not found[0]
-        assert found[-1] == (len(levels) > 1)
-
-
-# --- what failed and killed saves leave
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(("size", "share"), [(2**12, 0), (2**12, 2), (2**8, 0.9)])
+def test_a_save_on_a_full_disk(tmp_path, size, share, wait):
+    """There is room for no file, for a description and no array, or for all but the complete description."""
+    old, new, following = (state(seed, 3, size) for seed in range(3))
+    jr.save(tmp_path, None, old)
+    description = tmp_path / "checkpoint_0" / "description.json"
+    with full_disk(int(share * description.stat().st_size)):
+        rejects(r"^\[Errno \d+\] .*File too large", lambda: jr.save(tmp_path, None, new, wait=wait)(), error=OSError)
+    assert_alone(tmp_path, old)
+    jr.save(tmp_path, None, following)
+    assert_alone(tmp_path, following)
 
 
 def test_parts_without_a_writer_are_deleted_and_others_stay(tmp_path):

@@ -74,11 +74,10 @@ def on_host(x):
 
 @pytest.mark.slow
 def test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process(tmp_path, children):
-    (first, _), (second, _) = two_processes.start(children, 2, run, tmp_path / "two", True)
-    second.join(120)
-    assert second.exitcode == -signal.SIGKILL
-    first.kill()  # it waits for the other
-    first.join()
+    first, second = two_processes.start(children, 2, run, tmp_path / "two", True)
+    assert second.ended() == -signal.SIGKILL
+    first.process.kill()  # it waits for the other
+    first.process.join()
     again = two_processes.results(two_processes.start(children, 2, run, tmp_path / "two"))
     _, alone = run(tmp_path / "one")
     for resumed_at, found in again:

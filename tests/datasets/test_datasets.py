@@ -9,7 +9,6 @@ import chex
 import jax
 import numpy as np
 import oracles
-import pytest
 import seeds
 from helpers import rejects
 from hypothesis import given, settings
@@ -21,29 +20,24 @@ GAMMA, N, NUM_ROWS = 0.9, 3, 40
 SEQUENCES = jr.SequenceBuffer(length=NUM_ROWS, num_envs=1, sequence_length=N + 1, donate=False)
 
 
-def random_data(endings, with_next, seed=0):
+NAMES = ("observation", "action", "reward", "terminated", "truncated")
+
+
+def random_data(endings, with_next):
     """Steps whose action is their number; `endings`: 0 if the episode goes on, 1 terminated, 2 timed out, 3 both."""
     endings, count = np.asarray(endings), len(endings)
-    rng = seeds.rng(seed)
-    terminals, timeouts = endings % 2 == 1, endings >= 2
-    observations = {"x": rng.normal(size=(count, 2)).astype(np.float32), "id": np.arange(count, dtype=np.uint8)}
-    following = jax.tree.map(lambda x: np.concatenate([x[1:], x[:1]]), observations)
-    last = terminals | timeouts | (np.arange(count) == count - 1)
-    following = {"x": np.where(last[:, None], 9 + following["x"], following["x"]), "id": following["id"] + 100 * last}
-    following = jax.tree.map(lambda x, like: x.astype(like.dtype), following, observations)
-    data = {
-        "observations": observations,
-        "actions": np.arange(count, dtype=np.int32),
-        "rewards": rng.integers(1, 9, count).astype(np.float32),
-        "terminals": terminals,
-        "timeouts": timeouts,
-        "next_observations": following if with_next else None,
-    }
+    rng, numbers, terminals, timeouts = seeds.rng(0), np.arange(count, dtype=np.int32), endings % 2 == 1, endings >= 2
+    x, ids = rng.normal(size=(count, 2)).astype(np.float32), numbers.astype(np.uint8)
+    last = (terminals | timeouts | (numbers == count - 1)).astype(np.uint8)
+    following = {"x": np.roll(x, -1, axis=0) + np.float32(9) * last[:, None], "id": np.roll(ids, -1) + 100 * last}
+    rewards = rng.integers(1, 9, count).astype(np.float32)
+    data = {"observations": {"x": x, "id": ids}, "actions": numbers, "rewards": rewards, "terminals": terminals}
+    data |= {"timeouts": timeouts, "next_observations": following if with_next else None}
     return data, oracles.Dataset(**data)
 
 
-def check_transitions(batch, valid, twin, n, only=None):
-    """They are those of the twin, by action; all of them, or all of `only`."""
+def check_transitions(batch, valid, twin, n):
+    """They are those of the twin, by action, and all of them."""
     expected, found = twin.transitions(n, GAMMA), set()
     batch = jax.tree.map(np.asarray, batch)
     for row in np.flatnonzero(valid):
@@ -56,20 +50,7 @@ def check_transitions(batch, valid, twin, n, only=None):
             for name, value in following.items():
                 np.testing.assert_array_equal(batch.S_next[name][row], value)
         found.add(step)
-    assert found == (set(expected) if only is None else only)
-
-
-def view(items, n=N):
-    names = ("observation", "action", "reward", "terminated", "truncated")
-    return jr.sequence_transitions(*[items[name] for name in names], n=n, gamma=GAMMA, mask=items["step"])
-
-
-def check_rows(steps, twin):
-    expected = twin.rows()
-    assert len(expected) == len(steps.ends)
-    for t, row in enumerate(expected):
-        chex.assert_trees_all_equal(jax.tree.map(lambda x, t=t: x[t, 0], {name: steps.rows[name] for name in row}), row)
-        assert steps.ends[t, 0] == (not row["step"])
+    assert found == set(expected)
 
 
 @settings(max_examples=40)
@@ -81,11 +62,15 @@ def test_what_is_drawn_is_the_data(endings, with_next):
         rejects("no step has a next observation; give more steps,", jr.datasets.from_arrays, **data)
         return
     steps = jr.datasets.from_arrays(**data)
-    check_rows(steps, twin)
+    assert len(steps.ends) == len(twin.rows())
+    for t, row in enumerate(twin.rows()):
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, t=t: x[t, 0], {name: steps.rows[name] for name in row}), row)
+        assert steps.ends[t, 0] == (not row["step"])
     padded = steps.padded(NUM_ROWS - len(steps.ends) + 2)  # one shape for all examples
     state = SEQUENCES.add(SEQUENCES.init(padded.rows), padded.rows, ends=padded.ends)
     items = SEQUENCES.get(state, np.arange(NUM_ROWS - N, dtype=np.int32))
-    check_transitions(*view(items), twin, N)
+    columns = [items[name] for name in NAMES]
+    check_transitions(*jr.sequence_transitions(*columns, n=N, gamma=GAMMA, mask=items["step"]), twin, N)
     for n in (N, 20):  # more than the data have steps
         rows = {**padded.rows, "return of the episode": np.zeros(3)}
         batch = jr.datasets.transitions(rows, padded.ends, n=n, gamma=GAMMA)
@@ -121,8 +106,7 @@ def test_steps_without_rows_of_their_own_for_the_last_observation():
     x = np.arange(6, dtype=np.float32)[:, None]
     flags = np.zeros((3, 6, 1), bool)
     flags[0, 2], flags[1, 4], flags[2] = True, True, True  # terminated, truncated, step
-    names = ("observation", "action", "reward", "terminated", "truncated", "step")
-    rows = dict(zip(names, (x, x, 1 + x, *flags), strict=True))
+    rows = dict(zip((*NAMES, "step"), (x, x, 1 + x, *flags), strict=True))
     batch = jr.datasets.transitions(rows, flags[0] | flags[1], n=2, gamma=0.5)
     np.testing.assert_array_equal(batch.A, [0, 1, 2, 3])  # not 4, which is cut off, nor 5, where the data end
     np.testing.assert_array_equal(batch.Rn, [2, 3.5, 3, 4])
@@ -147,33 +131,27 @@ def test_ogbench(tmp_path):
     rejects(r"path=.*: has no actions, terminals; it has observations, qpos", jr.datasets.from_ogbench, str(path))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rewards": np.zeros(4)}, r"leaf \['rewards'\]: leading axes \[4\] differ from \[5\]"),
-        ({"rewards": np.zeros((5, 1))}, r"rewards: got float64\[5, 1\], expected one for each step, \[N\]"),
-        ({"timeouts": np.zeros((5, 2))}, r"timeouts: got float64\[5, 2\], expected one for each step, \[N\]"),
-        ({"actions": np.array(["left"] * 5)}, r"leaf \['actions'\]: got <U4, expected numbers or bools"),
-        ({"next_observations": np.zeros(5)}, r"next_observations\[0\] differs from observations\[1\].*timeouts"),
-        ({"next_observations": np.arange(1.0, 7)}, r"next_observations: got 6 rows, expected 5, one for each step"),
-        ({"next_observations": np.zeros((5, 2))}, r"leaf <root>: got float\d+\[2\], the data set stores float\d+\[\]"),
-    ],
-)
-def test_wrong_arrays(changes, message):
-    flat = np.zeros(5)
-    data = {"observations": np.arange(5.0), "actions": flat, "rewards": flat, "terminals": flat, "timeouts": flat}
-    rejects(message, jr.datasets.from_arrays, **data | changes)
-
-
 def test_next_observations_may_hold_nan():
     x = np.array([0.0, np.nan, 2.0])
     rows, _ = jr.datasets.from_arrays(x, x, x, x == 5, x == 5, np.array([np.nan, 2.0, 3.0]))
     np.testing.assert_array_equal(rows["observation"][:, 0], [0, np.nan, 2, 3])
 
 
-def test_wrong_rows():
+def test_what_is_refused():
+    flat, following = np.zeros(5), "next_observations"
+    data = {"observations": np.arange(5.0), "actions": flat, "rewards": flat, "terminals": flat, "timeouts": flat}
+    for name, wrong, message in (
+        ("rewards", np.zeros(4), r"leaf \['rewards'\]: leading axes \[4\] differ from \[5\]"),
+        ("rewards", np.zeros((5, 1)), r"rewards: got float64\[5, 1\], expected one for each step, \[N\]"),
+        ("timeouts", np.zeros((5, 2)), r"timeouts: got float64\[5, 2\], expected one for each step, \[N\]"),
+        ("actions", np.array(["left"] * 5), r"leaf \['actions'\]: got <U4, expected numbers or bools"),
+        (following, np.zeros(5), r"next_observations\[0\] differs from observations\[1\].*timeouts"),
+        (following, np.arange(1.0, 7), r"next_observations: got 6 rows, expected 5, one for each step"),
+        (following, np.zeros((5, 2)), r"leaf <root>: got float\d+\[2\], the data set stores float\d+\[\]"),
+    ):
+        rejects(message, jr.datasets.from_arrays, **data | {name: wrong})
     x = np.zeros((3, 1))
-    rows = dict.fromkeys(("observation", "action", "reward", "terminated", "truncated", "step"), x)
+    rows = dict.fromkeys((*NAMES, "step"), x)
     call, wide = jr.datasets.transitions, rows | {"reward": x[..., None]}
     rejects("rows: no observation, action", call, None, x > 0)
     rejects("rows: no action, reward, terminated, truncated, step; expected a dict of", call, {"observation": x}, x > 0)

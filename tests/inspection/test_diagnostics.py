@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
+import twins
 from helpers import at, over_devices, rarely, rejects, stack
 
 import jaxreplay as jr
@@ -21,12 +23,14 @@ def items(count, first=0):
     return {"id": np.arange(first, first + count, dtype=np.int32)}
 
 
-def run(buffer, **settings):
+@pytest.fixture(scope="module")
+def filled():
     """A state after 60 insertions and updates, of which some come too late; and what was counted meanwhile."""
+    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
     state, rng = buffer.init(items(10)), seeds.rng(0)
-    priorities, counts, rejected, late = {}, collections.Counter(), 0, 0
+    priorities, counts, rejected, late, largest = {}, collections.Counter(), 0, 0, 1.0
     for first in range(0, 60, 10):
-        largest = max([1.0, *priorities.values()])
         priorities |= dict.fromkeys(range(first, first + 10), largest)
         state = buffer.add(state, items(10, first))
         handles = rng.integers(-1, first + 10, 12).astype(np.int32)
@@ -40,15 +44,9 @@ def run(buffer, **settings):
                 rejected += np.isnan(td_error)
                 if not np.isnan(td_error):
                     priorities[handle] = abs(td_error) + 1e-6
+                    largest = max(largest, priorities[handle])
     live = range(60 - CAPACITY, 60)
-    return state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
-
-
-@pytest.fixture(scope="module")
-def filled():
-    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
-    return buffer, *run(buffer)
+    return buffer, state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
 
 
 def assert_close(found, expected, rtol=2e-4):
@@ -64,7 +62,8 @@ def top_masses(law):
 
 
 def test_numbers_that_need_no_draws(filled):
-    buffer, state, priorities, _, rejected, late = filled
+    """Those of all items match the twin."""
+    buffer, state, priorities, counts, rejected, late = filled
     found = jr.diagnostics(buffer, state)
     assert all(x.shape == () and x.dtype == jnp.float32 for x in found.values())
     total = sum(p**ALPHA for p in priorities)
@@ -74,12 +73,18 @@ def test_numbers_that_need_no_draws(filled):
     expected |= {"total_priority": total, "max_priority": largest}
     assert found.keys() == expected.keys()
     assert_close(found, expected)
+    expected |= oracles.thorough_diagnostics(priorities, ALPHA)
+    expected |= {"never_updated": np.mean(np.array(counts) == 0), "updates_per_item": np.mean(counts)}
+    assert_close(jr.diagnostics(buffer, state, thorough=True), expected)
+    np.testing.assert_array_equal(np.roll(state.uses.of_slots, -(60 % CAPACITY)), counts)
 
 
 @pytest.mark.parametrize("batch_size", [60, rarely(600)])  # all compared with all, and with some
 def test_draws_match_the_twin(filled, batch_size):
+    """Of a batch that is given, and of the same one that is drawn."""
     buffer, state, priorities, _, _, _ = filled
-    sample = buffer.sample(state, jax.random.key(1), batch_size)
+    key = jax.jit(lambda key: jax.random.split(key)[0])(jax.random.key(2))
+    sample = buffer.sample(state, key, batch_size)
     found = jr.diagnostics(buffer, state, sample=sample)
     ages = np.asarray(sample.age)
     drawn = [priorities[-1 - age] for age in ages]
@@ -88,6 +93,9 @@ def test_draws_match_the_twin(filled, batch_size):
     weights = np.asarray(sample.weights)
     expected["draws/effective_sample_size"] = np.sum(weights) ** 2 / np.sum(weights**2)
     assert_close(found, expected)
+    drawn = jr.diagnostics(buffer, state, jax.random.key(2), batch_size=batch_size)
+    assert drawn.keys() == {*found, "never_updated"}
+    assert_close(drawn, found)
 
 
 def test_pivots_are_the_same_along_either_axis():
@@ -107,24 +115,6 @@ def test_pivots_are_the_same_along_either_axis():
         assert len(sums) == 4
         for x, y in zip(sums, expected, strict=True):
             np.testing.assert_array_equal(x, y)
-
-
-def test_draws_are_those_of_a_batch(filled):
-    buffer, state, *_ = filled
-    drawn = jr.diagnostics(buffer, state, jax.random.key(2), batch_size=60)
-    key = jax.jit(lambda key: jax.random.split(key)[0])(jax.random.key(2))
-    own = jr.diagnostics(buffer, state, sample=buffer.sample(state, key, 60))
-    assert drawn.keys() == {*own, "never_updated"}
-    assert_close(drawn, own)
-
-
-def test_all_items_match_the_twin(filled):
-    buffer, state, priorities, counts, _, _ = filled
-    found = jr.diagnostics(buffer, state, thorough=True)
-    expected = oracles.thorough_diagnostics(priorities, ALPHA)
-    expected |= {"never_updated": np.mean(np.array(counts) == 0), "updates_per_item": np.mean(counts)}
-    assert_close(found, expected)
-    np.testing.assert_array_equal(np.roll(state.uses.of_slots, -(60 % CAPACITY)), counts)
 
 
 def test_a_reservoir_counts_and_has_no_ages():
@@ -147,17 +137,13 @@ def test_a_reservoir_counts_and_has_no_ages():
     assert not any("age" in name for name in drawn)
 
 
-def sequence_buffer(sampler):
-    kept = {"windows": "inside", "count_updates": True, "donate": False}
-    return jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, sampler=sampler, **kept)
-
-
 def replay_buffer(sampler):
     return jr.ReplayBuffer(capacity=12, sampler=sampler, count_updates=True, donate=False)
 
 
+STREAMS = {"length": 12, "num_envs": 2, "sequence_length": 3, "windows": "inside", "count_updates": True}
 BUFFERS = {
-    "sequence": sequence_buffer,
+    "sequence": lambda sampler: jr.SequenceBuffer(**STREAMS, sampler=sampler, donate=False),
     "sharded": lambda sampler: over_devices(replay_buffer(sampler), 2),
     "mixture": lambda sampler: jr.Mixture(buffers=(jr.ReplayBuffer(capacity=6), replay_buffer(sampler))),
     "one shard": lambda sampler: over_devices(replay_buffer(sampler), 1),
@@ -167,8 +153,7 @@ SAMPLERS = {
     "zero": jr.Prioritized(epsilon=0.0, alpha=0.0),
     "uniform": jr.Uniform(replacement=False),
 }
-ALWAYS = ("mixture", "prioritized")
-PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
+PAIRS = [pair for pair in itertools.product(BUFFERS, SAMPLERS) if pair != ("mixture", "prioritized")]
 
 
 def filled_with(buffer):
@@ -185,7 +170,7 @@ def filled_with(buffer):
     return buffer.update(state, some, np.arange(8, dtype=np.float32) ** 3)
 
 
-@pytest.mark.parametrize(("kind", "sampler"), [pair if pair == ALWAYS else rarely(pair) for pair in PAIRS])
+@pytest.mark.parametrize(("kind", "sampler"), [("mixture", "prioritized"), *map(rarely, PAIRS)])
 def test_every_buffer(kind, sampler):
     buffer = BUFFERS[kind](SAMPLERS[sampler])
     example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
@@ -213,23 +198,17 @@ def test_every_buffer(kind, sampler):
 def test_names_and_types_do_not_depend_on_values(kind):
     for sampler in SAMPLERS.values():
         buffer = BUFFERS[kind](sampler)
-        example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
-
-        def look(key, buffer=buffer, example=example):
-            state = buffer.init(example)
-            with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-                return jr.diagnostics(buffer, state, key, thorough=True)
-
-        found = jax.eval_shape(look, jax.random.key(0))
+        state = jax.eval_shape(buffer.init, np.zeros((10, 2), np.float32) if kind == "sequence" else items(8))
+        with twins.strict():
+            found = jax.eval_shape(functools.partial(jr.diagnostics, buffer, thorough=True), state, jax.random.key(0))
         assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
 
 
-def half_filled(counts, **sampler):
+def half_filled(counts, sampler):
     """Shards that hold so many of the items from 0 and from 20 on, with known TD errors; and a draw of 60, or all."""
-    buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, **sampler), 2)
+    buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, sampler=sampler), 2)
     td_errors = (1.0 + np.arange(40) * 7 % 11).astype(np.float32) ** 2
-    place = np.arange(40) % 20
-    return buffer, *_filled_shards(buffer, place < np.repeat(counts, 20), td_errors), td_errors
+    return buffer, *_filled_shards(buffer, np.arange(40) % 20 < np.repeat(counts, 20), td_errors), td_errors
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -241,7 +220,7 @@ def _filled_shards(buffer, mask, td_errors):
 @pytest.mark.parametrize("counts", [(7, 20), (0, 12)])
 def test_draws_from_shards_match_the_twin(counts):
     """Of shards with different items, one of them empty: probabilities tell no order of priorities."""
-    buffer, state, sample, td_errors = half_filled(counts, sampler=jr.Prioritized(alpha=ALPHA, normalize=None))
+    buffer, state, sample, td_errors = half_filled(counts, jr.Prioritized(alpha=ALPHA, normalize=None))
     found = jr.diagnostics(buffer, state, sample=sample)
     drawn = np.asarray(sample.indices) >= 0
     assert drawn.sum() == 30 * np.count_nonzero(counts)
@@ -259,19 +238,23 @@ def test_draws_from_shards_match_the_twin(counts):
     assert_close(jr.diagnostics(buffer, state, thorough=True), exact)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def played(buffer, batch_size, stored, td_errors, updated, new):
+    """A state of the `stored` of some items, of which some are `updated`, -1 for none; and its numbers, by draws and
+    of all items."""
+    count = len(stored)
+    state = buffer.add(buffer.init(items(count)), items(count), mask=stored, td_errors=td_errors)
+    shard, place = jnp.divmod(updated, count // twins.num_shards(buffer))
+    state = buffer.update(state, jnp.where(updated < 0, -1, shard * state.ring.period + place), new)
+    drawn = jr.diagnostics(buffer, state, jax.random.key(0), batch_size=batch_size) if batch_size else None
+    return state, drawn, jr.diagnostics(buffer, state, thorough=True)
+
+
 def test_counts_of_a_partly_filled_buffer_are_of_its_items():
     """All stored items are updated; the rest of the storage is not counted."""
     buffer = jr.ReplayBuffer(capacity=12, count_updates=True, donate=False)
-
-    @jax.jit
-    def look(handles):
-        state = buffer.add(buffer.init(items(8)), items(8), mask=np.arange(8) < 5)
-        state = buffer.update(state, handles, np.ones(8))
-        found = jr.diagnostics(buffer, state, thorough=True), jr.diagnostics(buffer, state, jax.random.key(0))
-        return *found, state
-
-    for handles, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
-        exact, drawn, state = look(handles)
+    for updated, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
+        state, drawn, exact = played(buffer, 256, np.arange(8) < 5, None, updated, np.ones(8))
         assert_close(exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": updates / 5})
         atol = 0.15 * (never > 0)  # five deviations of 256 draws
         np.testing.assert_allclose(drawn["never_updated"], never, atol=atol)
@@ -284,44 +267,30 @@ def test_spent_items_are_counted_as_spent_alone(num_shards):
     """Of 16 items eight are spent, one has all priority; with shards, those of the first are spent."""
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority="stored")
     buffer = over_devices(jr.ReplayBuffer(capacity=32, sampler=sampler, max_uses=1, donate=False), num_shards)
-    numbers = np.arange(16, dtype=np.int32)
-
-    @jax.jit
-    def look(key):
-        td_errors = np.where(numbers == 9, 3.0, 0.0).astype(np.float32)
-        state = buffer.add(buffer.init(items(16)), items(16), td_errors=td_errors)
-        state = buffer.update(state, np.where(numbers < 8, numbers, -1), np.full(16, 100.0, np.float32))
-        drawn = [jr.diagnostics(buffer, state, key, thorough=thorough) for thorough in (False, True)]
-        return *drawn, buffer.size(state), jr.diagnostics(buffer, buffer.clear(state))
-
-    drawn, found, size, none = look(jax.random.key(0))
+    numbers = np.arange(16)
+    td_errors, spent = np.where(numbers == 9, np.float32(3), np.float32(0)), np.where(numbers < 8, numbers, -1)
+    state, drawn, found = played(buffer, 256, numbers >= 0, td_errors, spent, np.full(16, 100.0, np.float32))
     expected = {"size": 8, "fill": 0.5, "drawable": 0.5, "spent": 8, "max_priority": 3, "total_priority": 3}
     expected |= {"top_10pct_mass": 1}
     assert_close(drawn, expected)
     assert_close(found, expected | {"updates_per_item": 0.5})
-    assert found["size"] == size
-    assert_close(none, {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1})
+    assert found["size"] == int(buffer.size(state))
+    none = {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1}
+    assert_close(jr.diagnostics(buffer, buffer.clear(state)), none)
 
 
 def test_counts_of_shards_are_sums_over_all():
     """Of shards of 2, 6 and 1 items, of which those of the second are updated."""
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0)
     buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, count_updates=True, donate=False), 3)
-    place, td_errors = np.arange(24) % 8, np.repeat(np.float32([2, 1, 2]), 8)
+    slots, td_errors = np.arange(24), np.repeat(np.float32([2, 1, 2]), 8)
     td_errors[[0, 8, 12]] = np.inf
-
-    @jax.jit
-    def look(key):
-        state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
-        handles = jnp.where((np.arange(24) // 8 == 1) & (place < 6), np.arange(24) // 8 * state.ring.period + place, -1)
-        state = buffer.update(state, handles, np.where(place == 5, np.nan, 3.0).astype(np.float32))
-        drawn = jr.diagnostics(buffer, state, key, batch_size=1)  # a row of each shard
-        return drawn, jr.diagnostics(buffer, state, thorough=True)
-
+    stored, new = slots % 8 < np.repeat([2, 6, 1], 8), np.where(slots % 8 == 5, np.nan, 3.0).astype(np.float32)
+    updated = np.where(stored & (slots // 8 == 1), slots, -1)
+    _, drawn, found = played(buffer, 1, stored, td_errors, updated, new)  # draws a row of each shard
     # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
     expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 0, "updates": 1}
     expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
-    drawn, found = look(jax.random.key(0))
     assert_close(drawn, expected)
     assert_close(found, expected | {"updates_per_item": 6 / 9})
 
@@ -349,40 +318,27 @@ def test_the_drawable_share_of_sequences(num_shards):
         assert_close(found, {"size": size, "fill": stored / 10, "drawable": share})
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def thorough_of(buffer, stored, updated):
-    """Of a buffer with these of 40 items, all TD errors 0."""
-    zeros = np.zeros(40, np.float32)
-    state = buffer.add(buffer.init(items(40)), items(40), mask=stored, td_errors=zeros)
-    state = buffer.update(state, jnp.where(updated, np.arange(40), -1), zeros)
-    return jr.diagnostics(buffer, state, thorough=True)
-
-
-def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():
-    """A shard of 1 item and one of 12, which are half of the law each."""
-    buffer = over_devices(jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0)), 2)
-    found = thorough_of(buffer, np.arange(40) % 20 < np.repeat([1, 12], 20), np.zeros(40, bool))
-    assert float(found["stored/priority_zero"]) == 1
-    assert_close(found, {"top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
-
-
-def test_all_items_without_priorities_of_which_some_are_spent():
-    """The draw is uniform over the others: of one item of two, of ten of forty, or of a single one."""
-    buffer = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0), max_uses=1)
-    slots = np.arange(40, dtype=np.int32)
+def test_all_items_without_priorities_are_drawn_evenly():
+    """Those of a shard of 1 item and one of 12, which are half of the law each; and of some that are not spent."""
+    buffer = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0))
+    slots, zeros = np.arange(40), np.zeros(40, np.float32)
+    stored = slots % 20 < np.repeat([1, 12], 20)
+    *_, found = played(over_devices(buffer, 2), 0, stored, zeros, np.full(40, -1), zeros)
+    assert_close(found, {"stored/priority_zero": 1, "top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
+    spending = dataclasses.replace(buffer, max_uses=1)
     for stored, spent in ((2, 1), (40, 30), (1, 0)):
-        found = thorough_of(buffer, slots < stored, slots < spent)
-        assert float(found["stored/priority_zero"]) == 1
-        assert float(found["top_10pct_mass"]) == pytest.approx(0.1 * stored / (stored - spent))
+        *_, found = played(spending, 0, slots < stored, zeros, np.where(slots < spent, slots, -1), zeros)
+        assert_close(found, {"stored/priority_zero": 1, "top_10pct_mass": 0.1 * stored / (stored - spent)}, rtol=1e-6)
 
 
 def test_the_mass_of_shards_with_fewer_items_than_rows():
     """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
     for counts in ((1, 15), (8, 8), (0, 12), (3, 20)):
-        buffer, state, sample, _ = half_filled(counts, sampler=jr.Uniform(replacement=False))
-        found = jr.diagnostics(buffer, state, sample=sample)
+        buffer, state, sample, _ = half_filled(counts, jr.Uniform(replacement=False))
         law = np.concatenate([np.full(count, 1 / count) for count in sorted(counts) if count])
-        assert_close(found, top_masses(law), rtol=1e-4)
+        for drawn in ({"sample": sample}, {"key": jax.random.key(0)}):  # which takes all that it can
+            expected = {"draws/effective_sample_size": sum(counts), **top_masses(law)}
+            assert_close(jr.diagnostics(buffer, state, **drawn), expected, rtol=1e-4)
 
 
 def test_vmap_equals_a_loop(filled):
@@ -424,24 +380,15 @@ def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
         assert abs(np.mean(errors)) < 0.01
 
 
-def test_a_draw_without_replacement_takes_all_that_it_can():
-    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Uniform(replacement=False))
-    state = buffer.add(buffer.init(items(10)), items(10))
-    assert jr.diagnostics(buffer, state, jax.random.key(0))["draws/effective_sample_size"] == 10
-
-
 def test_wrong_arguments(filled):
     buffer, state, *_ = filled
     key = jax.random.key(0)
     sample = buffer.sample(state, key, 60)
-    for message, arguments in {
-        "key and sample: got both": {"key": key, "sample": sample},
-        "sample: got a dict": {"sample": {}},
-        "batch_size=0": {"batch_size": 0},
-        "thorough=1": {"thorough": 1},
-        "key": {"key": 3},
-    }.items():
-        rejects(message, jr.diagnostics, buffer, state, **arguments)
+    rejects("key and sample: got both", jr.diagnostics, buffer, state, key, sample=sample)
+    rejects("sample: got a dict", jr.diagnostics, buffer, state, sample={})
+    rejects("batch_size=0", jr.diagnostics, buffer, state, batch_size=0)
+    rejects("thorough=1", jr.diagnostics, buffer, state, thorough=1)
+    rejects("key", jr.diagnostics, buffer, state, key=3)
     rejects("must be a buffer", jr.diagnostics, jr.Uniform(), state)
     rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.diagnostics, state, buffer)  # in one line
     rejects("capacity=5", jr.diagnostics, dataclasses.replace(buffer, capacity=5), state)

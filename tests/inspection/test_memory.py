@@ -15,26 +15,18 @@ from jaxreplay._common import devices
 from jaxreplay.inspection import _memory
 
 GUIDE = (pathlib.Path(__file__).parents[2] / ".docs/pages/guides/sequences.md").read_text()
-# Argument sizes of programs that XLA compiled for a TPU v5e: dtype, shape, bytes.
-ON_TPU = [
-    ("uint8", (8, 0, 2), 0),
-    *(("int32", shape, 512) for shape in ((), (1,), (8,), (1, 3), (4, 1))),
-    *(("float32", (n,), size) for n, size in ((64, 512), (200, 1024), (600, 4096), (1000, 4096), (5000, 20480))),
-    *(("uint8", (n,), size) for n, size in ((5, 512), (128, 512), (300, 512), (5000, 5120), (10000, 10240))),
-    *(("uint32", shape, size) for shape, size in (((20, 2), 1024), ((1000, 2), 8192), ((1000, 4, 2), 32768))),
-    *(("float32", (n, 128), size) for n, size in ((3, 2048), (9, 8192), (12, 8192), (64, 32768))),
-    *(("uint8", (n, 128), size) for n, size in ((1, 512), (3, 512), (9, 2048), (33, 5120), (64, 8192))),
-    *(("float32", shape, size) for shape, size in (((1, 64), 512), ((17, 64), 12288), ((130, 5), 8192))),
-    *(("float32", shape, size) for shape, size in (((3, 9, 128), 18432), ((3, 2, 5), 3072), ((8, 64, 128), 262144))),
-    *(("int32", (n, 5000), size) for n, size in ((2, 40960), (4, 81920))),
-    ("bool", (), 512),
-    ("bool", (70, 128), 9216),
-    ("bfloat16", (700,), 2048),
-    ("bfloat16", (5, 128), 2048),
-    ("bfloat16", (33, 128), 10240),
-    ("complex64", (100, 128), 106496),
-    ("uint8", (3, 33, 128), 15360),
-]
+# Argument sizes of programs that XLA compiled for a TPU v5e: bytes of arrays of these shapes, by dtype.
+ON_TPU = {
+    "bool": ":512 70x128:9216",
+    "uint8": "5:512 128:512 300:512 5000:5120 10000:10240 8x0x2:0 1x128:512 3x128:512 9x128:2048 33x128:5120"
+    " 64x128:8192 3x33x128:15360",
+    "int32": ":512 1:512 8:512 1x3:512 4x1:512 2x5000:40960 4x5000:81920",
+    "uint32": "20x2:1024 1000x2:8192 1000x4x2:32768",
+    "float32": "64:512 200:1024 600:4096 1000:4096 5000:20480 3x128:2048 9x128:8192 12x128:8192 64x128:32768 1x64:512"
+    " 17x64:12288 130x5:8192 3x9x128:18432 3x2x5:3072 8x64x128:262144",
+    "bfloat16": "700:2048 5x128:2048 33x128:10240",
+    "complex64": "100x128:106496",
+}
 
 
 def struct(dtype, *shape):
@@ -69,9 +61,11 @@ def init(buffer, items):
 
 
 def test_bytes_of_arrays_are_those_of_compiled_programs():
-    for dtype, shape, size in ON_TPU:
-        assert _memory.device_bytes(shape, np.dtype(dtype).itemsize, "tpu") == size, (dtype, shape)
-        assert _memory.device_bytes(shape, np.dtype(dtype).itemsize, "gpu") == np.zeros(shape, dtype).nbytes
+    for dtype, shapes in ON_TPU.items():
+        for axes, size in (text.split(":") for text in shapes.split()):
+            x = np.zeros([int(n) for n in axes.split("x") if n], dtype)
+            assert _memory.device_bytes(x.shape, x.itemsize, "tpu") == int(size), (dtype, axes)
+            assert _memory.device_bytes(x.shape, x.itemsize, "gpu") == x.nbytes
 
 
 @pytest.mark.parametrize("case", [rarely(case) if case in ("mixture", "pools") else case for case in CASES])
@@ -86,15 +80,10 @@ def test_what_is_told_is_what_init_makes(case, monkeypatch):
     for backend in ("gpu", "tpu"):
         with monkeypatch.context() as patch:
             patch.setattr(devices, "backend_of", lambda arrays=(), backend=backend: backend)
-            made = jax.eval_shape(lambda: init(buffer, items))
-        made = jax.tree.leaves(jax.tree.map(key_data, made))
-        sizes = [_memory.device_bytes(x.shape, x.dtype.itemsize, backend) for x in made]
-        assert told[backend].total == sum(sizes)
+            made = jax.tree.leaves(jax.eval_shape(lambda: init(buffer, items)))
+        raw = [jax.eval_shape(jax.random.key_data, x) if "key" in str(x.dtype) else x for x in made]
+        assert told[backend].total == sum(_memory.device_bytes(x.shape, x.dtype.itemsize, backend) for x in raw)
     assert told["cuda"] == told["gpu"]
-
-
-def key_data(x):
-    return jax.eval_shape(jax.random.key_data, x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def test_parts_and_their_table():
@@ -186,37 +175,25 @@ def test_arguments():
     rejects(r"items: must be as DifficultyPools\.init takes them; None", jr.memory, CASES["pools"][0], FRAMES)
 
 
-def steps(*leading, action, **observations):
-    flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
-    observed = {name: struct(dtype, *leading, *shape) for name, (dtype, *shape) in observations.items()}
-    return observed | flags | {"action": action, "reward": struct("float32", *leading)}
+def rows(*leading, **leaves):
+    """Items of leaves of these dtypes and shapes, in words."""
+    words = {name: text.split() for name, text in leaves.items()}
+    return {name: struct(dtype, *leading, *map(int, shape)) for name, (dtype, *shape) in words.items()}
 
 
-def frames(*leading):
-    return steps(*leading, frame=("uint8", 84, 84), action=struct("int32", *leading))
-
-
-def rows(*leading, names):
-    return steps(*leading, action=struct("float32", *leading, 30), **dict.fromkeys(names, ("float32", 300)))
-
-
-def stacks(*leading):
-    x = struct("uint8", *leading, 84, 84, 4)
-    return jr.TransitionBatch(S=x, A=struct("int32", *leading), logP=None, Rn=struct("float32", *leading),
-                              In=struct("float32", *leading), S_next=x)  # fmt: skip
-
-
+STEP = dict.fromkeys(("terminated", "truncated", "step"), "bool") | {"reward": "float32"}
+FRAME = STEP | {"frame": "uint8 84 84", "action": "int32"}
+ROW = STEP | {"obs": "float32 300", "action": "float32 30"}
+STACK = {"S": "uint8 84 84 4", "A": "int32", "Rn": "float32", "In": "float32", "S_next": "uint8 84 84 4"}
+LARGE, SEQUENCES = (jr.ReplayBuffer(capacity=capacity, sampler=PER) for capacity in (10**6, 25_000))
 STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
 MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
 TABLE = {
-    "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), frames(1, 50)),
-    "`ReplayBuffer`, 3-step transitions of stacks of 4": (jr.ReplayBuffer(capacity=10**6, sampler=PER), stacks(1)),
-    "`ReplayBuffer`, sequences of 80 steps, one every 40": (
-        jr.ReplayBuffer(capacity=25_000, sampler=PER),
-        frames(1, 80),
-    ),
-    "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, names=["obs"])),
-    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, names=["obs", "next_obs"])),
+    "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), rows(1, 50, **FRAME)),
+    "`ReplayBuffer`, 3-step transitions of stacks of 4": (LARGE, rows(1, **STACK)),
+    "`ReplayBuffer`, sequences of 80 steps, one every 40": (SEQUENCES, rows(1, 80, **FRAME)),
+    "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, **ROW)),
+    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, **ROW, next_obs=ROW["obs"])),
 }
 
 

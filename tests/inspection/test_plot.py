@@ -17,10 +17,6 @@ PRIORITIES, AGES, MASS, WEIGHTS = TITLES = ["Priorities", "Ages", "Cumulative ma
 pytestmark = pytest.mark.filterwarnings("ignore:'[a-z]+[A-Z][A-Za-z]*'( argument is)? deprecated:DeprecationWarning")
 
 
-def titles(figure):
-    return [ax.get_title(loc="left") for ax in figure.axes]
-
-
 def legend(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
@@ -30,38 +26,32 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
     """Of a buffer that has wrapped, of which a seventh has priority 0."""
     sampler = jr.Prioritized(alpha=0.6, beta=0.55, epsilon=0.0)
     buffer = jr.ReplayBuffer(capacity=40, sampler=sampler, donate=False)
-    state = buffer.init(np.zeros(30, np.float32))
-    for _ in range(2):
-        state = buffer.add(state, np.zeros(30, np.float32))
-    handles = np.arange(20, 60)
+    rows, handles = np.zeros(30, np.float32), np.arange(20, 60)
+    state = buffer.add(buffer.add(buffer.init(rows), rows), rows)
     priorities = (handles % 7).astype(np.float32)
     state = buffer.update(state, handles, priorities)
     law = priorities**0.6 / np.sum(priorities**0.6)
     figure = jr.plot(buffer, state)
-    by_title = dict(zip(titles(figure), figure.axes, strict=True))
+    by_title = {ax.get_title(loc="left"): ax for ax in figure.axes}
     assert list(by_title) == TITLES
     for title, of_items in ((PRIORITIES, priorities), (AGES, 59 - handles)):
         stored, drawn = (patch.get_data() for patch in by_title[title].patches)
-        expected = np.histogram(of_items, stored.edges)[0] / 40
-        np.testing.assert_allclose(stored.values, expected, rtol=1e-6)
-        expected = np.histogram(of_items, drawn.edges, weights=law)[0]
-        np.testing.assert_allclose(drawn.values, expected, atol=1e-3)
+        np.testing.assert_allclose(stored.values, np.histogram(of_items, stored.edges)[0] / 40, rtol=1e-6)
+        np.testing.assert_allclose(drawn.values, np.histogram(of_items, drawn.edges, weights=law)[0], atol=1e-3)
         assert drawn.values.sum() == pytest.approx(1)
     zeros = np.mean(priorities == 0)
     assert by_title[PRIORITIES].get_xlabel() == f"priority (not shown: {zeros:.1%} with priority 0)"
-    tenth = np.sort(law)[-4:].sum()
     x, y = by_title[MASS].lines[0].get_data()
     np.testing.assert_allclose([x[0], y[0], x[-2], *y[-2:]], [0, 0, 1 - zeros, 1, 1], atol=1e-2)
     assert (x[-1], y[-1]) == (1, y[-2])  # items of probability 0 too
     shares = np.arange(1, 35) / 40
     np.testing.assert_allclose(np.interp(shares, x, y), np.cumsum(np.sort(law)[::-1])[:34], atol=1e-2)
     assert legend(by_title[MASS])[2].startswith("top 10%: ")
-    assert float(legend(by_title[MASS])[2].split()[2][:-1]) == pytest.approx(100 * tenth, abs=0.3)
+    assert float(legend(by_title[MASS])[2].split()[2][:-1]) == pytest.approx(100 * np.sort(law)[-4:].sum(), abs=0.3)
     weights = np.where(law > 0, (np.maximum(law, 1e-9) / law[law > 0].min()) ** -0.55, 0)
-    (stairs,) = by_title[WEIGHTS].patches
-    assert stairs.get_data().edges[-1] == pytest.approx(1.02 * weights.max(), rel=1e-3)
-    expected = np.histogram(weights, stairs.get_data().edges, weights=law)[0]
-    np.testing.assert_allclose(stairs.get_data().values, expected, atol=1e-3)
+    (drawn,) = (patch.get_data() for patch in by_title[WEIGHTS].patches)
+    assert drawn.edges[-1] == pytest.approx(1.02 * weights.max(), rel=1e-3)
+    np.testing.assert_allclose(drawn.values, np.histogram(weights, drawn.edges, weights=law)[0], atol=1e-3)
     size = np.sum(law * weights) ** 2 / np.sum(law * weights**2)
     assert by_title[WEIGHTS].get_xlabel() == f"weight (effective sample size: {size:.0%})"
     assert legend(by_title[WEIGHTS]) == [f"mean {np.sum(law * weights):.2g}"]
@@ -96,31 +86,20 @@ def replay(sampler, count=4, **named):
     return added(jr.ReplayBuffer(capacity=4, sampler=sampler), ROWS[:4], mask=np.arange(4) < count, **named)
 
 
-def reservoir():
-    return added(jr.ReservoirBuffer(capacity=4, sampler=jr.Prioritized()), ROWS, jax.random.key(0))
-
-
-def streams():
-    buffer = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=jr.Prioritized())
-    return added(buffer, np.zeros((12, 2), np.float32), ends=np.arange(24).reshape(12, 2) % 7 == 0)
-
-
 def sharded(rows, sampler, **named):
     return added(over_devices(jr.ReplayBuffer(capacity=8, sampler=sampler), 2), rows, **named)
 
 
-def half_empty():
-    """Two items in the first of two shards."""
-    errors = np.array([1, 3, 9, 9], np.float32)
-    return sharded(ROWS[:4], jr.Prioritized(alpha=1.0, beta=1.0), mask=np.arange(4) < 2, td_errors=errors)
-
-
 def mixture():
-    buffer = jr.Mixture(buffers=(replay(jr.Uniform())[0], reservoir()[0]))
+    buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), RESERVOIR))
     return buffer, buffer.add(buffer.init(ROWS[:4]), 1, ROWS[:4], jax.random.key(0))
 
 
-ROWS = np.arange(9, dtype=np.float32)
+ROWS, ERRORS = np.arange(9, dtype=np.float32), np.array([1, 3, 9, 9], np.float32)
+RESERVOIR = jr.ReservoirBuffer(capacity=4, sampler=jr.Prioritized())
+STREAMS = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=jr.Prioritized())
+STEPS, ENDS, FIRST_TWO = np.zeros((12, 2), np.float32), np.arange(24).reshape(12, 2) % 7 == 0, np.arange(4) < 2
+SHARP = jr.Prioritized(alpha=1.0, beta=1.0)
 CASES = {
     "empty": (lambda: replay(jr.Prioritized(), 0), [""]),
     "no mass": (lambda: replay(jr.Prioritized(epsilon=0.0), td_errors=np.zeros(4, np.float32)), [AGES, MASS, WEIGHTS]),
@@ -128,10 +107,10 @@ CASES = {
     "without replacement": (lambda: replay(jr.Uniform(replacement=False)), [AGES, MASS, WEIGHTS]),
     "own sampler": (lambda: replay(Oldest()), [AGES, MASS, WEIGHTS]),
     "priorities of draws untold": (lambda: replay(Untold()), [AGES, MASS, WEIGHTS]),
-    "reservoir": (reservoir, [PRIORITIES, MASS, WEIGHTS]),
-    "sequences": (streams, TITLES),
+    "reservoir": (lambda: added(RESERVOIR, ROWS, jax.random.key(0)), [PRIORITIES, MASS, WEIGHTS]),
+    "sequences": (lambda: added(STREAMS, STEPS, ends=ENDS), TITLES),
     "sharded": (lambda: sharded(ROWS[:8], jr.Prioritized(), td_errors=ROWS[:8]), TITLES),
-    "half empty": (half_empty, TITLES),
+    "half empty": (lambda: sharded(ROWS[:4], SHARP, mask=FIRST_TWO, td_errors=ERRORS), TITLES),
     "mixture": (mixture, ["", PRIORITIES, MASS, WEIGHTS]),
 }
 ALWAYS = ("empty", "own sampler", "priorities of draws untold", "sharded", "half empty", "mixture")
@@ -142,7 +121,7 @@ def test_every_buffer(name):
     make, expected = CASES[name]
     buffer, state = make()
     figure = jr.plot(buffer, state)
-    assert titles(figure) == expected
+    assert [ax.get_title(loc="left") for ax in figure.axes] == expected
     for title, ax in zip(expected, figure.axes, strict=True):
         if title == PRIORITIES and "not shown" not in ax.get_xlabel():
             assert [patch.get_data().values.sum() for patch in ax.patches] == pytest.approx([1, 1])

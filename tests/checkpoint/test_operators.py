@@ -91,19 +91,18 @@ FILES = {"a chunk is lost": "arrays/1/0", "a chunk is emptied": "arrays/3/0", "a
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_lost_before_a_save_completes_is_an_error(tmp_path, name, wait):
-    """Once all are written, and before the package looks again."""
-    lost = []
+    """Once all are written, and before the package looks again, by one of the threads that write."""
+    lost = threading.Lock()
     jr.save(tmp_path, None, OLD)
 
     def lose(*_):
         part = tmp_path / "checkpoint_1.part"
-        if not lost and all((part / file).exists() for file in FILES.values()):
-            lost.append(name)
+        if all((part / file).exists() for file in FILES.values()) and lost.acquire(blocking=False):
             os.truncate(part / FILES[name], 0) if "emptied" in name else os.unlink(part / FILES[name])
 
     with hooked(tmp_path, lose, [*OPENS, (os, "stat"), (os, "lstat")]):
         rejects("checkpoint_1", lambda: jr.save(tmp_path, None, NEW, wait=wait)(), error=OSError)
-    assert lost == [name]
+    assert lost.locked()
     assert_alone(tmp_path, OLD)
 
 

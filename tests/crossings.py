@@ -165,10 +165,6 @@ def configurations():
     return found, times
 
 
-def all_pairs():
-    return [frozenset(pair) for pair in itertools.combinations(OPTIONS, 2)]
-
-
 # --- what is run
 
 

@@ -1,5 +1,7 @@
 """Options that meet: random operations on random configurations, with checkpoints and migrations in the middle."""
 
+import itertools
+
 import crossings
 import pytest
 import seeds
@@ -29,7 +31,7 @@ def run_one(folder, number, seed):
 
 def test_every_pair_of_options_is_on_together_or_impossible():
     _, times = crossings.configurations()
-    for pair in crossings.all_pairs():
+    for pair in map(frozenset, itertools.combinations(crossings.OPTIONS, 2)):
         enough = times[pair] == 0 if pair in crossings.IMPOSSIBLE else times[pair] >= crossings.TIMES
         assert enough, f"{sorted(pair)} are on together {times[pair]} times"
 

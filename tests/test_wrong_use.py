@@ -110,6 +110,7 @@ def of_alpha(alpha):
 
 
 BETA = r"beta=Array\(.*\): must be a number in \[0, 1\]"
+MOST = "at most what the buffer can hold"
 NOT_ARRAYS = "expected an array of numbers or bools in a dtype of JAX; convert it, or leave it out"
 CASES = [
     *((x, of_state(buffer, *method, **given)) for x, buffer, given in STATES for method in METHODS),
@@ -137,10 +138,7 @@ CASES = [
     (r"td_errors: got complex64\[3\], .* one number for each of the 3", lambda: PER.update(OF_PER, HANDLES, ONES * 1j)),
     (r"got complex64\[3\], expected float\[3\], .* NaN if", lambda: traced(PER, "add", ROWS, td_errors=ONES * 1j)),
     (r"td_errors: got bool\[3\], expected", lambda: traced(REPLAY, "update", HANDLES, ONES > 0)),
-    (
-        "batch_size=17: .* from 0 to 16, at most what the buffer can hold, or it would be False",
-        lambda: REPLAY.can_sample(STATE, 17),
-    ),
+    (f"batch_size=17: .* from 0 to 16, {MOST}, or it would be False", lambda: REPLAY.can_sample(STATE, 17)),
     ("from 0 to 14", lambda: streams().can_sample(OF_STREAMS, 15)),
     ("from 0 to 16", lambda: SHARDED.can_sample(SHARDS, 17)),
     ("from 0 to 32", lambda: BIG.can_sample((STATE, STATE), 33)),
@@ -152,7 +150,7 @@ CASES = [
     (r"sample\(\): has no argument 'n'; it takes key, batch_size, beta, max_age", draw(REPLAY, n=4)),
     (r"indices: got a Sample, expected its field: give sample.indices", lambda: traced(REPLAY, "update", DRAWN, ONES)),
     (r"got float32\[3\], a rollout needs 2 leading axes; x\[:, None\] adds one", lambda: streams().init(ROWS)),
-    ("n=17: must be an integer from 1 to 16, at most what", lambda: REPLAY.newest(STATE, 17)),
+    (f"n=17: must be an integer from 1 to 16, {MOST}", lambda: REPLAY.newest(STATE, 17)),
     ("n=17: must be an integer from 1 to 16", lambda: traced(REPLAY, "newest", 17)),
     ("n=15: .* from 1 to 14", lambda: traced(streams(), "newest", 15, items=STEPS)),
     ("n=17: .* from 1 to 16", lambda: SHARDED.newest(SHARDS, 17)),

@@ -11,9 +11,9 @@ import seeds
 from helpers import rarely, run_for_long, run_once
 from jax import lax
 from scipy import stats
+from twins import bits_of
 
 from jaxreplay._common.permutation import ROUNDS, permuted
-from jaxreplay._common.random import random_bits
 
 LEAST = 1e-6  # that any p-value may be
 SMALL = (2, 3, 4, 5, 6)
@@ -69,12 +69,9 @@ def ranks(orders):
     return later_smaller.T @ np.array([math.factorial(size - 1 - i) for i in range(size)])
 
 
-some_bits = jax.jit(random_bits, static_argnums=1)
-
-
 def words_of(key):
     """The two words of each round, uint32 [ROUNDS] both."""
-    return [np.asarray(words) for words in some_bits(key, ROUNDS)]
+    return [np.asarray(words) for words in bits_of(key, ROUNDS)]
 
 
 def twin(key, size):

@@ -186,9 +186,7 @@ def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
         rejects(r"state: got NoneType, expected .*State, as init of", call)
 
 
-@pytest.mark.parametrize(
-    "sampler", [jr.Prioritized, None, "uniform", dataclasses.make_dataclass("Other", ["alpha"])(1)]
-)
+@pytest.mark.parametrize("sampler", [jr.Prioritized, None, "uniform", dataclasses.make_dataclass("A", ["alpha"])(1)])
 @pytest.mark.parametrize("make", [jr.ReplayBuffer, jr.ReservoirBuffer, jr.SequenceBuffer])
 def test_what_is_no_sampler_is_refused_at_once(make, sampler):
     sizes = {"length": 4, "num_envs": 1, "sequence_length": 2} if make is jr.SequenceBuffer else {"capacity": 4}

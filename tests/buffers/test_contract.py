@@ -163,11 +163,7 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name):
     batch, add = items(*shape), _adder(buffer)
     state = buffer.init(batch)
     rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
-    for call in (
-        lambda s: add(s, batch, key),
-        lambda s: buffer.update(s, np.arange(4), np.ones(4)),
-        buffer.clear,
-    ):
+    for call in (lambda s: add(s, batch, key), lambda s: buffer.update(s, np.arange(4), np.ones(4)), buffer.clear):
         before, kinds, new = places(state), types(state), call(state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         assert (places(new), types(new)) == (before, kinds)

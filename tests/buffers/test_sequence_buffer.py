@@ -32,10 +32,8 @@ def test_sequences_are_those_of_flashbax(some):
     """
     shifted = 0
     for case in cases("flashbax_trajectory")[some]:
-        num_envs, stride, length = case["num_envs"], case["stride"], case["length"]
-        buffer = jr.SequenceBuffer(
-            length=length, num_envs=num_envs, sequence_length=case["sequence_length"], stride=stride
-        )
+        sizes = {name: case[name] for name in ("length", "num_envs", "sequence_length", "stride")}
+        buffer, (length, num_envs, _, stride) = jr.SequenceBuffer(**sizes), sizes.values()
         state, time = filled(buffer, 0), 0
         for rollout, drawn in zip(case["rollouts"], case["drawn"], strict=True):
             state = buffer.add(state, stream(time, rollout, num_envs))

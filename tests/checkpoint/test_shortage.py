@@ -22,9 +22,7 @@ pytestmark = pytest.mark.versions
 OLD, NEW, NEXT = (state(seed) for seed in range(3))
 
 
-@pytest.mark.parametrize(
-    ("wait", "more"), [(True, 0), *map(rarely, [(True, 2**31), (False, 0), (False, 2**31)])], ids=str
-)
+@pytest.mark.parametrize(("wait", "more"), [(True, 0), *map(rarely, [(True, 2**31), (False, 0), (False, 2**31)])])
 def test_a_save_without_a_descriptor_at_each_of_its_calls(tmp_path, wait, more):
     """The call, or also all `more` calls after it; and of those that make folders and give names."""
     jr.save(tmp_path / "old", None, OLD)

@@ -82,9 +82,8 @@ def test_rounding_never_leads_to_an_empty_child(fanout):
     leaves[(number % 64 < 3) | (number % 64 >= 40) | (number >= 500)] = 0
     edges = np.cumsum(leaves, dtype=np.float64)
     ends = np.unique(edges[63::64])[:, None] * (1 + np.arange(-6, 7) * 2.0**-24)  # of each node, and next to it
-    prefixes = np.concatenate([ends.ravel(), np.linspace(0, edges[-1], 100), [2 * edges[-1], np.inf]]).astype(
-        np.float32
-    )
+    prefixes = np.concatenate([ends.ravel(), np.linspace(0, edges[-1], 100), [2 * edges[-1], np.inf]])
+    prefixes = prefixes.astype(np.float32)
     found = np.asarray(find(leaves, prefixes))
     assert np.all(leaves[found] > 0)
     least, most = (np.searchsorted(edges, prefixes * (1 + error), side="right") for error in (-(2.0**-20), 2.0**-20))
@@ -188,9 +187,8 @@ def test_functions_take_any_shape_and_are_vmappable():
         (10, (False, True), None),
         (2**20, (False, True, "systematic"), None),
         (1000, (True,), 128),
-        *map(
-            rarely, [(1000, (False,), 128), (2**20, (False,), 64), (10_000, (True,), 64), (1000, (False, True), None)]
-        ),
+        rarely((1000, (False, True), None)),
+        *map(rarely, [(1000, (False,), 128), (2**20, (False,), 64), (10_000, (True,), 64)]),
     ],
 )
 def test_sampling_law(capacity, ways, fanout):

@@ -23,10 +23,7 @@ def single(time):
     env = np.arange(2)[:, None]
     end = (time + 1) % np.array([[4], [6]]) == 0
     return {
-        "observation": {
-            "place": (100 * env + time).astype(np.float32)[..., None],
-            "env": (env + 0 * time).astype(np.uint8),
-        },
+        "observation": {"place": np.float32(100 * env + time)[..., None], "env": np.uint8(env + 0 * time)},
         "action": (time + env).astype(np.int32),
         "reward": (time / 2 + env).astype(np.float32),
         "terminated": end & (env == 0),

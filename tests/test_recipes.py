@@ -273,7 +273,7 @@ def processes():
         assert "mean reward" in out
         code, _, err = outcome_of([sys.executable, changed], command, lambda _, actor: os.kill(actor, signal.SIGKILL))
         assert code == 1
-        assert re.search(r"(?s)(EOFError|ConnectionResetError).*direct cause.*Closed: sample", err)
+        assert re.search(r"(?s)(EOFError|ConnectionResetError|BrokenPipeError).*direct cause.*Closed: sample", err)
 
 
 def outcome_of(program, command, end):

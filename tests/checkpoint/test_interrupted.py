@@ -32,8 +32,11 @@ def save_until_signalled(path, connection):
     sys.stderr = io.StringIO()  # of the error by which it ends
     interruptible()
 
-    def handler(number, _):
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
+    def handler(number, frame):
+        if "_weakrefset" not in frame.f_code.co_filename:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
+        # A thread is being forgotten, and Python drops what is raised there.
+        threading.Timer(0.001, os.kill, (os.getpid(), number)).start()
 
     signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
     signal.signal(signal.SIGTERM, handler)

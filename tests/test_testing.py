@@ -325,7 +325,7 @@ def test_draws_that_break_a_rule_are_told_which(right, rule, buffer):
         ("hashes differ", NotFrozen()),
         (
             "not equal",
-            dataclasses.make_dataclass("X", [], frozen=True, eq=False, namespace={"__hash__": lambda _: 1})(),
+            dataclasses.make_dataclass("Unequal", [], frozen=True, eq=False, namespace={"__hash__": lambda self: 1})(),
         ),
         ("field capacity can be set", dataclasses.make_dataclass("Open", [("capacity", int, 1)], unsafe_hash=True)()),
     ],

@@ -65,10 +65,10 @@ STATES = (  # a message, the buffer that takes the state, and where that is from
 )
 METHODS = ("size",), ("is_full",), ("is_empty",), ("can_sample", 2), ("num_batches", 2), ()
 STATE, HANDLES, ONES = zeros(REPLAY, ROWS), np.zeros(3, np.int32), np.ones(3, np.float32)
-OF_PER, OF_STREAMS, SHARDS = zeros(PER, ROWS), zeros(streams(), STEPS), zeros(SHARDED, ROWS[:2])
+OF_PER, OF_STREAMS, OF_SHARDS = zeros(PER, ROWS), zeros(streams(), STEPS), zeros(SHARDED, ROWS[:2])
 BIG = jr.Mixture(buffers=(REPLAY, REPLAY))
 DRAWN = jr.Sample(ROWS, jnp.asarray(HANDLES), ONES, ONES)
-NO, FOUR = np.zeros((1, 2), bool), np.zeros(4, np.float32)
+NO, FOUR, SLOTS = np.zeros((1, 2), bool), np.zeros(4, np.float32), np.zeros(4, np.int32)
 ROLLOUT = [np.zeros((2, 2), np.float32)] * 3 + [np.zeros((2, 2), bool)] * 2 + [np.zeros((2, 2), np.float32)]
 LEVELS, HIGH = jr.Levels(capacity=4), jnp.float32(1.5)
 DISTINCT = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
@@ -140,7 +140,7 @@ CASES = [
     (r"td_errors: got bool\[3\], expected", lambda: traced(REPLAY, "update", HANDLES, ONES > 0)),
     (f"batch_size=17: .* from 0 to 16, {MOST}, or it would be False", lambda: REPLAY.can_sample(STATE, 17)),
     ("from 0 to 14", lambda: streams().can_sample(OF_STREAMS, 15)),
-    ("from 0 to 16", lambda: SHARDED.can_sample(SHARDS, 17)),
+    ("from 0 to 16", lambda: SHARDED.can_sample(OF_SHARDS, 17)),
     ("from 0 to 32", lambda: BIG.can_sample((STATE, STATE), 33)),
     ("n=3: got a rollout of 2 steps, expected at least 3; give more steps, or flush=True", rollout(n=3)),
     ("n=2: got a rollout of 2 steps, expected at least 3", rollout(n=2, next_action=True)),
@@ -153,7 +153,7 @@ CASES = [
     (f"n=17: must be an integer from 1 to 16, {MOST}", lambda: REPLAY.newest(STATE, 17)),
     ("n=17: must be an integer from 1 to 16", lambda: traced(REPLAY, "newest", 17)),
     ("n=15: .* from 1 to 14", lambda: traced(streams(), "newest", 15, items=STEPS)),
-    ("n=17: .* from 1 to 16", lambda: SHARDED.newest(SHARDS, 17)),
+    ("n=17: .* from 1 to 16", lambda: SHARDED.newest(OF_SHARDS, 17)),
     *(
         (f"no attribute '{name}'; use {ours}", functools.partial(getattr, subject, name))
         for name, subject, ours in (
@@ -171,7 +171,10 @@ CASES = [
     ("a draw of 7 rows, expected at most 6", draw(STREAMS, 7, items=STEPS)),
     ("a draw of 5 rows, expected at most 4", lambda: PAIR.sample((zeros(DISTINCT, ROWS),) * 2, KEY, 10)),
     (r"leaf \['s_next'\]: got float32\[2, 2\], s stores float32\[2, 3\]", lambda: NSTEP.init(*STEP, STEP[0][:, :2])),
-    (r"\['s_next'\]: got bool\[2, 3\], s stores float32\[2, 3\]; x.astype", lambda: NSTEP.init(*STEP, STEP[0] > 0)),
+    (
+        r"\['s_next'\]: got uint8\[2, 3\], s stores float32\[2, 3\]; x.astype",
+        lambda: NSTEP.init(*STEP, np.uint8(STEP[0])),
+    ),
     (r"\['S_next'\]: got float32\[5, 2, 2\], S stores float32\[5, 2, 3\]", rollout([*LONG[:5], LONG[5][..., :2]], n=2)),
     (r"expected \[5\], .* give many steps to n_step_transitions", lambda: NSTEP.init(*LONG)),
     ("beta=.*: must return one number for a number of updates", schedule(lambda: 1.0)),
@@ -185,7 +188,10 @@ CASES = [
     (rf"leaf \['items'\]\['a'\]: got 'text', {NOT_ARRAYS}", lambda: REPLAY.add(STATE, {"a": "text"})),
     (rf"\['items'\]: got object\[3\], {NOT_ARRAYS}", lambda: REPLAY.add(STATE, ROWS.astype(object))),
     (rf"\['td_errors'\]: got 'all', {NOT_ARRAYS}", lambda: REPLAY.update(STATE, HANDLES, "all")),
-    (r"int32\[\], the buffer stores float32\[\]; x.astype.'float32'. converts it", lambda: REPLAY.add(STATE, HANDLES)),
+    (
+        r"got int32\[\], the buffer stores float32\[\]; x.astype\('float32'\) converts it",
+        lambda: REPLAY.add(STATE, HANDLES),
+    ),
     ("key: got Generator.*, expected one PRNG", lambda: REPLAY.sample(STATE, np.random.default_rng(), 2)),
     (r"state: got float32\[3\], expected ReplayState, .*; give it first", lambda: REPLAY.add(ROWS)),
     (r"state: got key.*, expected ReplayState, .* give it first", lambda: REPLAY.sample(KEY, 4)),
@@ -212,17 +218,23 @@ CASES = [
     ("got both, or a Sample as key; give a key, or sample=", lambda: jr.diagnostics(REPLAY, STATE, DRAWN)),
     ("test_wrong_use.py': .* a file .npz with observations, actions, .* from_arrays", lambda: from_ogbench(__file__)),
     ("path='nowhere.npz': must be a file .npz", lambda: from_ogbench("nowhere.npz")),
-    (r"mask: got bool\[2\], expected a row for each of the 4 items", lambda: SHARDED.add(SHARDS, FOUR, mask=NO[0])),
-    (r"float32\[3\], expected a row for each of the 4 indices", lambda: SHARDED.update(SHARDS, np.int32(FOUR), ONES)),
+    (r"mask: got bool\[2\], expected a row for each of the 4 items", lambda: SHARDED.add(OF_SHARDS, FOUR, mask=NO[0])),
+    (r"got float32\[3\], expected a row for each of the 4 indices", lambda: SHARDED.update(OF_SHARDS, SLOTS, ONES)),
     (r"^batch_size=Array.*dtype=key<fry>\) overlaying:\.\.\.: must be an", lambda: REPLAY.sample(STATE, 4, KEY)),
     ("score='learnability': must be a function such as those of", lambda: jr.Tasks(num_tasks=4, score="learnability")),
-    (r"'dones'; .* steps, ends, td_errors, drawable; use ends\.", lambda: streams().add(OF_STREAMS, STEPS, dones=NO)),
+    (
+        r"'dones'; it takes steps, ends, td_errors, drawable; use ends\.",
+        lambda: streams().add(OF_STREAMS, STEPS, dones=NO),
+    ),
     ("it takes indices, td_errors; use td_errors", lambda: REPLAY.update(STATE, HANDLES, priorities=ONES)),
     (r"argument 'alpha'; .*; use sampler=jr.Prioritized\(alpha=\.\.\.\)\.", draw(REPLAY, 2, alpha=0.5)),
     (r"ReplayBuffer: has no field max_size; it has capacity, .*; use capacity\.", lambda: jr.ReplayBuffer(max_size=8)),
     ("has no field period; it has .*; use stride", lambda: jr.SequenceBuffer(period=1)),
     (r"no attribute 'add'; use that of the buffer, or of jr.bind\(buffer, state\)", lambda: STATE.add),
-    (r"the block only; write with shared.state.. as cell", lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state),
+    (
+        r"inside the block only; write with shared.state\(\) as cell",
+        lambda: jr.Shared(REPLAY, REPLAY.init(ROWS)).state().state,
+    ),
 ]
 
 

@@ -250,9 +250,8 @@ class Lane:
             if not twin.has(handle):
                 self.happened["sets of nothing"] += 1
                 continue
-            for record, value, flag in zip(
-                twin.ring.items(handle), np.ravel(values[row]), np.ravel(mask[row]), strict=True
-            ):
+            records = twin.ring.items(handle)
+            for record, value, flag in zip(records, np.ravel(values[row]), np.ravel(mask[row]), strict=True):
                 record["x"] = float(value) if flag else record["x"]
                 self.happened["rows set" if flag else "rows not set"] += 1
 

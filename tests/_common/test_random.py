@@ -52,5 +52,6 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
 
 
 def test_what_is_no_key():
-    for wrong in (jax.random.split(jax.random.key(0), 2), np.zeros(2, np.int32), np.zeros(2, np.float32), 0):
+    rejects("key: got float32", random_bits, np.zeros(2, np.float32), 4)
+    for wrong in (jax.random.split(jax.random.key(0), 2), np.zeros(2, np.int32), 0):
         rejects("key: got .*, expected one PRNG key", random_bits, wrong, 4)

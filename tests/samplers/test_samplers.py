@@ -168,9 +168,8 @@ def test_prioritized_law_and_probabilities(stratified):
     assert (np.abs(counts - law * len(slots)).max() < 1.02) == (stratified == "systematic")
     first, second = (np.asarray(slots) > np.median(slots)).reshape(-1, 2).T
     pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
-    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != bool(
-        stratified
-    )  # independent draws tell nothing of each other
+    # Independent draws tell nothing of each other.
+    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != bool(stratified)
 
 
 @pytest.mark.parametrize("num_shards", [0, 4])

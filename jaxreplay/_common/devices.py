@@ -12,14 +12,16 @@ All other methods follow the state, whose static fields hold the layout.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.core
 from jax.sharding import AbstractMesh, Sharding
 
 BACKENDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # by platform
+
+S = TypeVar("S")
 
 
 def backend_of(arrays: Any = ()) -> str:
@@ -31,9 +33,8 @@ def backend_of(arrays: Any = ()) -> str:
     return BACKENDS.get(platform, platform)
 
 
-@contextlib.contextmanager
-def on_device_of(arrays: Any) -> Iterator[None]:
-    """Context of `init`, in which new arrays are made on the device of `arrays`.
+def init_on(arrays: Any, make: Callable[[], S]) -> S:
+    """The state that `make` makes, on the device of `arrays`.
 
     Raises:
       ValueError: the state does not fit the device.
@@ -41,7 +42,7 @@ def on_device_of(arrays: Any) -> Iterator[None]:
     device = _device_of(arrays)
     with contextlib.nullcontext() if device is None else jax.default_device(device):
         try:
-            yield
+            return jax.block_until_ready(make())  # a GPU allocates, and fails to, after the call
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

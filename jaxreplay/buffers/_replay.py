@@ -45,8 +45,7 @@ class ItemBuffer(Buffer[S]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, self._batch_axes, WHAT[self._batch_axes])
         check_returns(spec)
-        with devices.on_device_of(items):
-            return self._state_kind(**self._empty(spec))
+        return devices.init_on(items, lambda: self._state_kind(**self._empty(spec)))
 
     def _check_batch(self, state: S, items: Any, mask: Any, td_errors: Any, most: int, rule: str) -> tuple[Any, ...]:
         """Items, their number, mask and TD errors, flat; a `ValueError` if they are invalid."""

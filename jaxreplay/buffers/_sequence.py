@@ -149,8 +149,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         flag = jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        with devices.on_device_of(steps):
-            return SequenceState(
+        return devices.init_on(
+            steps,
+            lambda: SequenceState(
                 ends=layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
                 rows=ring.init(self.length),
                 wait=xla.full((), self.sequence_length, jnp.int32),
@@ -158,7 +159,8 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
                 sequences=(self.sequence_length, self.stride),
                 **self._empty(spec),
-            )
+            ),
+        )
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
     def add(

@@ -222,13 +222,14 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
     def as_saved(owner: _places.Owner | None, node: Any) -> Any:
         return node if owner is None or owner.is_same else _places.spec_of_old(owner, node)
 
-    laid, backend = _laid_out(folder, content, _places.map_states(as_saved, owners, like))
+    spec = _places.map_states(as_saved, owners, like)
+    laid = _laid_out(folder, content, spec)
     stored = jax.tree.unflatten(jax.tree.structure(laid), _stored(folder, content, _leaves.named(laid)))
     by_path = _leaves.named(like)
 
-    def rebuilt(owner: _places.Owner | None, _: Any, node: Any) -> Any:
+    def rebuilt(owner: _places.Owner | None, _: Any, given: Any, node: Any) -> Any:
         if owner is not None and not owner.is_same:
-            return _migration.moved(owner, node, backend)
+            return _migration.moved(owner, node, jax.tree.structure(given) == jax.tree.structure(node))
 
         def load(x: Any) -> Any:
             if not isinstance(x, _leaves.Stored):  # a Python number
@@ -246,7 +247,7 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         loaded = jax.tree.map(load, node)
         return loaded.on_this_backend() if _places.is_state(node) else loaded
 
-    return _places.map_states(rebuilt, owners, like, stored)
+    return _places.map_states(rebuilt, owners, like, spec, stored)
 
 
 def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[Any]:
@@ -263,23 +264,26 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
     return [one(str(i), *both) for i, both in enumerate(zip(content["leaves"], leaves.values(), strict=True))]
 
 
-def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str | None]:
-    """`spec` in the layout of the saved state, and the backend of that layout; None if it is as given.
+def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
+    """`spec` with each state in the layout of the backend on which it was saved.
 
     Raises:
       ValueError: the saved state differs from it.
     """
-    first = None
-    for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
-        laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
-        if not (different := _leaves.differ(content, laid)):
-            return laid, backend
-        first = first or different  # of `like` as it is given
-    raise ValueError(f"{folder}: {first}. Build like as for the saved state.")
 
+    def laid_out(path: Any, node: Any) -> Any:
+        if _places.is_state(node):
+            saved = _leaves.part_of(content, jax.tree_util.keystr(path))
+            for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
+                laid = jax.eval_shape(lambda x, to=backend: x.on_this_backend(to), node) if backend else node
+                if not _leaves.differ(saved, laid):
+                    return laid
+        return node
 
-def _on_backend(backend: str, _: Any, node: Any) -> Any:
-    return jax.eval_shape(lambda x: x.on_this_backend(backend), node) if _places.is_state(node) else node
+    laid = jax.tree_util.tree_map_with_path(laid_out, spec, is_leaf=_places.is_state)
+    if different := _leaves.differ(content, laid):
+        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
+    return laid
 
 
 def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:

@@ -95,6 +95,14 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else None
 
 
+def part_of(content: dict[str, Any], where: str) -> dict[str, Any]:
+    """The description of the state at a path, as of a pytree of its own."""
+    cut, within = len(where), f"{where}."
+    leaves = [x | {"path": x["path"][cut:]} for x in content["leaves"] if x["path"].startswith(within)]
+    static = {path[cut:]: value for path, value in content["static"].items() if path.startswith(within)}
+    return {"leaves": leaves, "static": static}
+
+
 def differ(content: dict[str, Any], like: Any) -> str:
     """The first leaf of `like` whose path, shape or dtype is not as saved, or static field; "" if there is none."""
     given = {path: record(path, leaf) for path, leaf in named(like).items()}

@@ -69,11 +69,11 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     return _migrated(old, old.stacked(state), new)
 
 
-def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
-    """The state of a buffer for its new number of shards, from one that is not yet read, laid out for a backend."""
+def moved(owner: _places.Owner, state: Any, is_laid_out: bool) -> Any:
+    """The state of a buffer for its new number of shards, from one that is not yet read, in this backend's layout."""
     if type(owner.old.whole) not in KINDS:
         raise ValueError(f"{owner.old.whole!r}: was saved with another number of devices; restore it with as many.")
-    if backend is not None:
+    if not is_laid_out:
         state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
     if not owner.stacked:
         state = jax.tree.map(lambda x: x.stacked() if isinstance(x, _leaves.Stored) else x[None], state)

@@ -154,8 +154,9 @@ class Mixture(Sized):
           TypeError, ValueError: as the buffers' `init`.
         """
         specs = self._specs(checks.as_spec(items))
-        with devices.on_device_of(items):
-            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, specs, strict=True))
+        return devices.init_on(
+            items, lambda: tuple(buffer.init(its) for buffer, its in zip(self.buffers, specs, strict=True))
+        )
 
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from that of the first one."""

@@ -108,8 +108,7 @@ class Sharded(Sized, Generic[S]):
         spec = checks.as_spec(items)
         checks.leading_axes(spec, self.buffer._batch_axes, "a batch")
         leaves, treedef = jax.tree.flatten(spec)
-        with devices.on_device_of(self.state_sharding):
-            return _init(self, treedef, tuple(leaves))
+        return devices.init_on(self.state_sharding, lambda: _init(self, treedef, tuple(leaves)))
 
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
         """Insert a batch with the buffer's `add`, each shard its part of the rows, with a key of its own from `key`.

@@ -87,17 +87,18 @@ def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monk
     buffer = jr.ReplayBuffer(capacity=150, sampler=GLOBAL, donate=False)
     pools = jr.DifficultyPools(tasks_per_env=(150,), easy_threshold=0.9, donate=False)
     small = jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized())  # its leaves have the same shapes in each layout
-    config, rows = {"replay": buffer, "pools": pools, "small": small}, np.arange(150, dtype=np.float32)
+    config, rows = {"replay": buffer, "pools": pools, "small": small, "there": small}, np.arange(150, dtype=np.float32)
     replay, key = buffer.add(buffer.init(rows), rows), jax.random.key(0)
     replay = buffer.update(replay, np.arange(150), seeds.rng(0).exponential(size=150))
-    own = sum_tree.init(150, fanout=8)
-    like = {"replay": replay, "pools": pools.init(), "small": small.init(rows), "tree": own}
+    like = {"replay": replay, "pools": pools.init(), "small": small.init(rows), "tree": sum_tree.init(150, fanout=8)}
+    like["there"] = like["small"].on_this_backend(backend)
     jr.save(tmp_path / "run", config, like)
     monkeypatch.setattr(devices, "backend_of", lambda arrays=(): backend)
     found = jr.restore(tmp_path / "run", config, like)
     assert found["replay"].sampler.tree.fanout == found["pools"].normal.fanout == fanout
     assert found["small"].sampler.tree.fanout == fanout
     assert found["tree"].fanout == 8  # as its user has made it
+    assert_same(jr.restore(tmp_path / "run", config, found), found)  # from two layouts
     handles, td_errors = np.array([3], np.int32), np.array([9.0], np.float32)
     for change in (lambda state: state, lambda state: buffer.update(state, handles, td_errors)):
         restored, saved = change(found["replay"]), change(replay)

@@ -98,7 +98,8 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
     if state.episodes is not None:
         now = state.episodes.now + closed.astype(jnp.int32)
         changed["episodes"] = dataclasses.replace(state.episodes, now=now)
-    return changed
+    # After a draw, XLA:GPU could fuse its reads with those of an addition, which come after this write.
+    return xla.read_once(changed | {"ring": state.ring})
 
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Vaults of flashbax: what is read is what flashbax reads. `vectors/record_vault.py` has recorded them."""
+"""Vaults of flashbax: what is read is what flashbax reads. `vectors/record_flashbax.py` has recorded them."""
 
 import functools
 import json

@@ -173,7 +173,9 @@ def over(buffer, num_shards, explicit=False):
     if num_shards == 0:
         return buffer
     kind = AxisType.Explicit if explicit else AxisType.Auto
-    return jr.Sharded(buffer=buffer, mesh=Mesh(np.array(jax.devices()[:num_shards]), ("data",), axis_types=(kind,)))
+    return jr.Sharded(
+        buffer=buffer, mesh=Mesh(np.array(jax.devices("cpu")[:num_shards]), ("data",), axis_types=(kind,))
+    )
 
 
 def _sampler(on, rng, normalize):

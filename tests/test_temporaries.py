@@ -239,8 +239,8 @@ def test_no_copy_of_uses(kind, operation, seeds):
         program, _ = compiled_operation(buffer, {"x": ITEMS["reward"]}, operation, seeds)
         return program.memory_analysis().temp_size_in_bytes
 
-    # Of each level of the trees a GPU keeps some numbers of each draw.
-    assert temporary(2**18) < 1.1 * temporary(2**12) + 4096 * max(seeds if TARGET else 1, 1)
+    draws = max(seeds, 1) if TARGET or jax.default_backend() == "gpu" else 1
+    assert temporary(2**18) < 1.1 * temporary(2**12) + 4096 * draws  # of each level a GPU keeps numbers of each draw
 
 
 def compiled_operation(buffer, items, operation, seeds):

@@ -101,7 +101,7 @@ def test_pools_follow_their_state(monkeypatch):
     (drawn, states), (expected, others) = run(wide), run(plain)
     np.testing.assert_array_equal(drawn, expected)
     for found, other in zip(states, others, strict=True):
-        assert (layout_of(found), layout_of(other)) == ("tpu", "cpu")
+        assert (layout_of(found), layout_of(other)) == ("tpu", jax.default_backend())
         np.testing.assert_array_equal(pools.pool_of(found), pools.pool_of(other))
 
 
@@ -124,7 +124,7 @@ def test_buffers_follow_their_state(monkeypatch, name):
     wide = plain.on_this_backend("tpu")
     monkeypatch.setattr(devices, "backend_of", lambda arrays=(): "gpu")
     (found, read), (state, expected) = jax.device_get((jax.jit(run)(wide), jax.jit(run)(plain)))
-    assert (layout_of(found), layout_of(state)) == ("tpu", "cpu")
+    assert (layout_of(found), layout_of(state)) == ("tpu", jax.default_backend())
     chex.assert_trees_all_equal(read, expected)
     chex.assert_trees_all_equal(*([*map(sum_tree.leaves, trees(x))] for x in (found, state)))
 
@@ -132,7 +132,7 @@ def test_buffers_follow_their_state(monkeypatch, name):
 @pytest.mark.parametrize("name", ["replay", *map(rarely, ["reservoir", "sequence"])])
 def test_arguments_say_where_before_the_default_device(name):
     buffer, items = BUFFERS[name]
-    device = jax.devices()[1]
+    device = jax.devices("cpu")[1]
     placed, spec = jax.device_put(items, device), jax.eval_shape(lambda: items)
     abstract = [
         jax.tree.map(lambda x, where=where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), spec)
@@ -153,7 +153,7 @@ def test_arguments_say_where_before_the_default_device(name):
 
 def test_a_mesh_says_where_before_the_default_device():
     sharded = jr.Sharded(buffer=REPLAY, mesh=mesh(2))
-    explicit = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    explicit = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
     rows = jax.device_put(ITEMS, NamedSharding(explicit, PartitionSpec("data")))
     with jax.default_device("tpu"):
         assert layout_of(sharded.init(ITEMS)) == layout_of(jax.eval_shape(sharded.init, ITEMS)) == "cpu"

@@ -304,7 +304,8 @@ def test_a_program_that_runs_on_a_mesh_by_set_mesh():
         return jax.lax.scan(lambda state, key: step(state, key, rows), REPLAY.init(rows), keys)
 
     rows = batch_of("replay")
-    expected = jax.jit(train)(rows, KEYS)
+    with jax.default_device("cpu"):
+        expected = jax.jit(train)(rows, KEYS)
     with jax.set_mesh(EXPLICIT):
         found = jax.jit(train)(over(rows), KEYS)
     assert_same(found, expected)

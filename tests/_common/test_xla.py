@@ -75,7 +75,7 @@ def test_after_changes_nothing():
 def test_what_after_costs():
     """On a CPU a look at one element of an array with two axes; for a GPU and a TPU it compiles to nothing."""
     numbers, other = np.zeros(4, np.int32), np.zeros((100, 100), np.float32)
-    assert compiled(jax.jit(after), numbers, other).cost_analysis()["flops"] < 100
+    assert compiled(jax.jit(after), numbers, other).cost_analysis().get("flops", 0) < 100  # a GPU counts none
     for platform in ("cuda", "tpu"):
         elsewhere = [jax.export.DisabledSafetyCheck.platform()]
         exported = jax.export.export(jax.jit(after), platforms=[platform], disabled_checks=elsewhere)(numbers, other)

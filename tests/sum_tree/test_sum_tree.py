@@ -214,6 +214,7 @@ def test_sampling_law(capacity, ways, fanout):
 @pytest.mark.parametrize(("capacity", "fanout"), [(1, 2), (150, 8), (5_000, 64), (300, 128)])
 def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
     leaves = seeds.rng(capacity).exponential(size=capacity).astype(np.float32) * (np.arange(capacity) % 7 > 0)
+    leaves = leaves if jax.default_backend() == "cpu" else np.round(leaves)  # others may add in another order
     leaves[-2:-1] = np.nan
     found = sum_tree.of_leaves(leaves, fanout=fanout)
     jitted, expected = jax.jit(lambda x: (sum_tree.of_leaves(x, fanout=fanout), written(x, fanout=fanout)))(leaves)

@@ -38,7 +38,9 @@ by_rollout = functools.partial(at_once, flush=True)
 def same_bits(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8))
+        if jax.default_backend() == "cpu":
+            np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8))
+        np.testing.assert_allclose(x, y, rtol=1e-6)  # a GPU may round a product within a sum, or not
 
 
 @pytest.mark.parametrize("n", [5, *map(rarely, (1, 2, 9))])

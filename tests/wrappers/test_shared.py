@@ -536,7 +536,7 @@ def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
 @pytest.mark.parametrize("num_shards", [0, 2])
 def test_arrays_of_another_default_device_are_moved_to_the_state(num_shards):
     """As those of actors are, that run on a device of their own."""
-    *own, other = jax.devices()[: max(num_shards, 1) + 1]
+    own, other = jax.devices("cpu" if num_shards else None)[: max(num_shards, 1)], jax.devices("cpu")[-1]
     buffer = over_devices(replay()[0], num_shards)
     shared = jr.Shared(buffer, buffer.init(batch()))
     with jax.default_device(other):

@@ -134,6 +134,8 @@ def test_every_buffer(name):
         assert figure.axes[0].get_xlabel() == "priority"
         for ax in figure.axes[:2]:
             assert ax.patches[0].get_data().values.tolist().count(0.5) == 2
+        drawn = np.sort(figure.axes[0].patches[1].get_data().values)
+        assert drawn[-2:] == pytest.approx([0.25, 0.75], abs=0.01)
         assert np.interp(0.75, *figure.axes[2].lines[0].get_data()) == pytest.approx(0.875, abs=0.01)
         assert legend(figure.axes[3]) == ["mean 0.5"]  # 1 and 1/3, drawn 1 and 3 times
     if name == "sharded":  # shards have equal mass, and ages count insertions into all

@@ -37,17 +37,14 @@ OPTIONS = (*OF_BUFFER, *OF_PROGRAM)
 
 REPLAY, RESERVOIR = jr.ReplayBuffer(capacity=8), jr.ReservoirBuffer(capacity=8)
 SEQUENCE = jr.SequenceBuffer(length=8, num_envs=4, sequence_length=3)
+TRACER, RECENT = jr.NStep(n=2, gamma=0.9, num_envs=ROWS), jr.Recent(power=1.0)
+EMPTY = RESERVOIR.init(np.zeros(4))
 
 
-def _transitions():
-    steps = np.zeros(4, np.float32)
-    return jr.NStep(n=2, gamma=0.9, num_envs=4).spec(steps, steps, steps, steps > 0, steps > 0, steps)
-
-
-def _use(buffer, name, *arguments, **named):
-    """A call of a method with a new state."""
-    state = buffer.init(np.zeros((1, 4) if isinstance(buffer, jr.SequenceBuffer) else 4, np.float32))
-    return getattr(buffer, name)(state, *arguments, **named)
+def _step(observations):
+    """A step of environments, of zeros but for the observations."""
+    floats, flags = np.zeros(ROWS, np.float32), np.zeros(ROWS, bool)
+    return observations, floats, floats, flags, flags, observations
 
 
 def _restored(path):
@@ -57,37 +54,28 @@ def _restored(path):
     jr.restore(path, over(RESERVOIR, 4), over(RESERVOIR, 4).init(np.zeros(4)))
 
 
-def _only(kind, names):
-    """Options that no other kind of buffer has."""
-    return {
-        (name, kind): ("has no field", lambda _, name=name: jr.ReservoirBuffer(capacity=8, **{name: 1}))
-        for name in names
-    }
-
-
 def _refuses_transitions(**options):
-    buffer = dataclasses.replace(SEQUENCE, **options)
-    ends, spec = np.zeros((1, 4), bool), _transitions()
+    buffer, spec = dataclasses.replace(SEQUENCE, **options), TRACER.spec(*_step(items(np.zeros(ROWS))))
     rows = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), spec)
     state = buffer.init(dataclasses.replace(rows, valid=None))
-    buffer.add(state, rows, ends=ends)
+    buffer.add(state, rows, ends=np.zeros((1, ROWS), bool))
 
 
 # Pairs that no program can have, with the error that says so, and what raises it (of a folder).
 REFUSED = {
-    **_only("reservoir", ("windows", "gaps", "hindsight")),
+    **{
+        (name, "reservoir"): ("has no field", lambda _, name=name: dataclasses.replace(RESERVOIR, **{name: 1}))
+        for name in ("windows", "gaps", "hindsight")
+    },
     ("sequence", "reservoir"): ("draws items, but", lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR))),
-    ("reservoir", "recent"): ("keeps no order", lambda _: dataclasses.replace(RESERVOIR, sampler=jr.Recent(power=1.0))),
-    ("reservoir", "max_age"): ("keeps no order", lambda _: _use(RESERVOIR, "sample", jax.random.key(0), 2, max_age=1)),
+    ("reservoir", "recent"): ("keeps no order", lambda _: dataclasses.replace(RESERVOIR, sampler=RECENT)),
+    ("reservoir", "max_age"): ("keeps no order", lambda _: RESERVOIR.sample(EMPTY, jax.random.key(0), 2, max_age=1)),
     ("reservoir", "devices"): ("saved with another number of devices", _restored),
     ("reservoir", "migrate"): (
         "must be a ReplayBuffer, a SequenceBuffer",
-        lambda _: jr.migrate(RESERVOIR, RESERVOIR.init(np.zeros(4)), RESERVOIR),
+        lambda _: jr.migrate(RESERVOIR, EMPTY, RESERVOIR),
     ),
-    ("recent", "max_uses"): (
-        "draws by rank",
-        lambda _: jr.ReplayBuffer(capacity=8, sampler=jr.Recent(power=1.0), max_uses=2),
-    ),
+    ("recent", "max_uses"): ("draws by rank", lambda _: dataclasses.replace(REPLAY, sampler=RECENT, max_uses=2)),
     ("sequence", "tracer"): ("stores every row", lambda _: _refuses_transitions()),
     ("windows", "tracer"): ("stores every row", lambda _: _refuses_transitions(windows="inside")),
     ("gaps", "tracer"): ("stores every row", lambda _: _refuses_transitions(gaps=True)),
@@ -248,20 +236,13 @@ class Plan:
         """What is saved, beside the states."""
         return {"replay": self.buffer, "tracers": [self.tracer] * len(self.sources)}
 
-    def items(self, ids):
-        """Rows of these numbers, as they may be given to `init`."""
-        found = items(np.asarray(ids, np.int32))
-        if self.tracer is None:
-            return found
-        return self.tracer.spec(found, *[np.zeros(len(ids), np.float32)] * 2, *[np.zeros(len(ids), bool)] * 2, found)
-
     def init(self):
-        ids = np.zeros((1, ROWS) if isinstance(self.wholes[0], jr.SequenceBuffer) else ROWS)
-        tracers = []
+        shape = (1, ROWS) if isinstance(self.wholes[0], jr.SequenceBuffer) else ROWS
+        rows, tracers = items(np.zeros(shape)), []
         if self.tracer is not None:
-            step = [items(np.zeros(ROWS)), *[np.zeros(ROWS, np.float32)] * 2, *[np.zeros(ROWS, bool)] * 2]
-            tracers = [self.tracer.init(*step, items(np.zeros(ROWS))) for _ in self.sources]
-        states = self.each(self.buffer.init(self.items(ids)))
+            tracers = [self.tracer.init(*_step(rows)) for _ in self.sources]
+            rows = self.tracer.spec(*_step(rows))
+        states = self.each(self.buffer.init(rows))
         return {"replay": self.whole([*map(about_to_wrap, states)]), "tracers": tracers}
 
     def each(self, states):
@@ -292,10 +273,8 @@ def first_plan(on, rng):
             over(whole, count if "sharded" in its else 0, "explicit" in its)
             for whole, its in zip(wholes, on.sources, strict=True)
         )
-        mixture = None
-        if "mixture" in on.program:
-            weights = "joint" if "joint" in on.program else "own"
-            mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights)
+        weights = "joint" if "joint" in on.program else "own"
+        mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights) if "mixture" in on.program else None
         return dataclasses.replace(plan, sources=sources, mixture=mixture)
 
     used, shares = frozenset().union(*on.sources), (0.62, 0.38, 0.5)
@@ -303,7 +282,7 @@ def first_plan(on, rng):
         choices = ((1, 1), (3, 1)) if len(wholes) < 3 else ((1, 1, 2), (2, 1, 1))
         shares = choices[rng.integers(2) if "distinct" not in used else 0]
     shares = shares[: len(wholes)]
-    tracer = jr.NStep(n=2, gamma=0.9, num_envs=ROWS) if "tracer" in on.program else None
+    tracer = TRACER if "tracer" in on.program else None
     order = [str(x) for x in rng.permutation(["add", "update", "draw"])]
     order.insert(rng.integers(order.index("add") + 1), "set")  # an addition may replace everything
     plan = Plan((), None, tracer, tuple(order), "max_age" in on.program, int(rng.integers(2, 5)))
@@ -465,7 +444,7 @@ class Source(oracles.ShardedTwin):
         new, old_sampler = Source(source, self.in_order), self.sampler
         pairs = _moved_sequences if isinstance(twins.unsharded(source), jr.SequenceBuffer) else _moved_items
         rings = ([shard.ring for shard in of.shards] for of in (self, new))
-        pairs = pairs(*rings, twins.unsharded(source))
+        pairs = [*pairs(*rings, twins.unsharded(source))]
         was, is_ = (isinstance(x, jr.Prioritized) for x in (old_sampler, new.sampler))
         priorities = [shard.priorities for shard in self.shards]
         for shard in new.shards if was and is_ else []:
@@ -486,13 +465,11 @@ class Source(oracles.ShardedTwin):
 
 def _moved_items(old, new, whole):
     every = [[(k, handle) for handle in shard.handles] for k, shard in enumerate(old)]
-    pairs = []
     for k, dealt in enumerate(oracles.migrate_items(every, len(new), whole.capacity)):
         for before in dealt:
-            pairs.append((before, (k, new[k].next_handle)))
+            yield before, (k, new[k].next_handle)
             new[k].stored.append((new[k].next_handle, old[before[0]].item(before[1])))
             new[k].next_handle += 1
-    return pairs
 
 
 def _moved_sequences(old, new, whole):
@@ -506,13 +483,11 @@ def _moved_sequences(old, new, whole):
     for k, shard in enumerate(new):
         shard.run, shard.lost = run[k * of_new : (k + 1) * of_new].copy(), lost
     every = [(h // of_old, k * of_old + h % of_old, (k, h)) for k, shard in enumerate(old) for h in shard.handles]
-    pairs = []
     for start, env, before in sorted(every):
         k, handle = env // of_new, start * of_new + env % of_new
         if new[k].is_stored(handle):
             new[k].ever[handle] = len(new[k].ever)
-            pairs.append((before, (k, handle)))
-    return pairs
+            yield before, (k, handle)
 
 
 class Tracer:
@@ -793,9 +768,7 @@ class Run:
         return jax.tree.map(lambda *x: jnp.stack(x), *carries) if self.vmap else carries[0]
 
     def parts(self):
-        if not self.vmap:
-            return [self.carry]
-        return [jax.tree.map(lambda x, k=k: x[k], self.carry) for k in range(len(self.lanes))]
+        return [jax.tree.map(lambda x, k=k: x[k] if self.vmap else x, self.carry) for k in range(len(self.lanes))]
 
     def wrapped(self, function, mode):
         function = jax.vmap(function) if self.vmap else function
@@ -858,11 +831,8 @@ class Run:
     def migrate(self, folder):
         old, new, found = self.plan, self.after(self.plan, "migrate"), []
         for carry in self.parts():
-            states = old.each(carry["replay"])
-            states = [
-                state if before == after else jr.migrate(before, state, after)
-                for before, state, after in zip(old.sources, states, new.sources, strict=True)
-            ]
+            sources = zip(old.sources, old.each(carry["replay"]), new.sources, strict=True)
+            states = [state if own == to else jr.migrate(own, state, to) for own, state, to in sources]
             found.append(carry | {"replay": new.whole(states)})
         self.enter(new, found)
 

@@ -181,9 +181,8 @@ def before_first_call(patch, module, name, happens):
 
 def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
     jr.save(tmp_path, None, filled(0))
-    before_first_call(
-        monkeypatch, os, "mkdir", lambda: shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1")
-    )
+    copy = functools.partial(shutil.copytree, tmp_path / "checkpoint_0", tmp_path / "checkpoint_1")
+    before_first_call(monkeypatch, os, "mkdir", copy)
     check_save(tmp_path, filled(2), keep=3)
     assert entries(tmp_path) == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
 

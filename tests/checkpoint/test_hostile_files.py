@@ -43,13 +43,10 @@ def seal(folder):
 def claims(*at, value):
     """The description claims something else."""
 
-    def change(folder):
-        def set_value(content):
-            functools.reduce(lambda node, key: node[key], at[:-1], content)[at[-1]] = value
+    def set_value(content):
+        functools.reduce(lambda node, key: node[key], at[:-1], content)[at[-1]] = value
 
-        rewrite(folder.parent, set_value)
-
-    return change
+    return lambda folder: rewrite(folder.parent, set_value)
 
 
 def contains(name, content=b"", size=None):

@@ -81,10 +81,11 @@ ANY = st.tuples(
 def test_items_and_priorities_equal_the_twins(layouts, data, masks, td_errors):
     """Layouts, old and new, are the capacity, the number of shards and the sampler."""
     old, new = data.draw(layouts)
-    old_buffer, new_buffer = (
-        over_devices(jr.ReplayBuffer(capacity=capacity, sampler=sampler, count_updates=True), num_shards)
-        for capacity, num_shards, sampler in (old, new)
-    )
+
+    def made(capacity, num_shards, sampler):
+        return over_devices(jr.ReplayBuffer(capacity=capacity, sampler=sampler, count_updates=True), num_shards)
+
+    old_buffer, new_buffer = made(*old), made(*new)
     state = old_buffer.init(items(np.zeros(8)))
     drawn = None
     for t, mask in enumerate(masks):

@@ -32,10 +32,6 @@ def mount(image, folder):
     return subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True).returncode == 0
 
 
-def unmount(folder):
-    subprocess.run(["umount", folder], check=True)
-
-
 if os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None and os.path.exists("/dev/loop-control"):
 
     @pytest.mark.slow
@@ -62,10 +58,10 @@ if os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None and os.path.exist
                 try:
                     (restored,) = numbers_in(jr.restore(after / "run", None, like=filled(0)))
                 finally:
-                    unmount(after)
+                    subprocess.run(["umount", after], check=True)
                 assert restored >= child.last["saved"]
                 os.kill(child.process.pid, signal.SIGCONT)
         finally:
             child.process.kill()
             child.process.join()
-            unmount(disk)
+            subprocess.run(["umount", disk], check=True)

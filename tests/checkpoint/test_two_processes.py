@@ -29,9 +29,8 @@ def buffers():
 def own_rows(buffer, step, time_axis):
     """What this process's environments give at a step, as its part of a global array."""
     envs = np.split(np.arange(NUM_ENVS, dtype=np.int32), jax.process_count())[jax.process_index()]
-    rows = {"id": NUM_ENVS * step + envs, "x": np.sin(NUM_ENVS * step + envs).astype(np.float32)}
-    if time_axis:
-        rows = jax.tree.map(lambda x: x[None], rows)
+    ids = NUM_ENVS * step + (envs[None] if time_axis else envs)
+    rows = {"id": ids, "x": np.sin(ids).astype(np.float32)}
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(buffer.items_sharding, x), rows)
 
 

@@ -119,9 +119,6 @@ class Bare:
     def push(self, state, x):
         return state
 
-    def like(self, state):
-        return state
-
     def size(self, state):
         return state // 2
 
@@ -141,12 +138,12 @@ def test_a_state_that_is_a_single_array(transform):
     def use(x):
         bound = jr.bind(Bare(), np.int32(5)).add(x)
         assert bound.none() == ()
-        return bound, *bound.update(2 * x), bound.size(), bound.parts(), bound.push(x), bound.like()
+        return bound, *bound.update(2 * x), bound.size(), bound.parts(), bound.push(x)
 
-    bound, other, rest, size, parts, pushed, like = use(jax.device_put(np.int32(3)))
+    bound, other, rest, size, parts, pushed = use(jax.device_put(np.int32(3)))
     assert [type(x) for x in (bound, other)] == [jr.Bound] * 2
     assert (bound.state, other.state, rest) == (8, 16 * 3, 6)
-    assert (size, parts, pushed, like) == (4, (8, -8), 8, 8)  # no states, though they look like one
+    assert (size, parts, pushed) == (4, (8, -8), 8)  # no states, though they look like one
 
 
 def test_states_that_are_containers():
@@ -154,7 +151,7 @@ def test_states_that_are_containers():
     for state in ({"x": 1, "y": 2}, [1, 2]):
         bound = jr.bind(Bare(), state)
         assert bound.given(1, 2, mask=3) == ((1, 2), {"mask": 3})
-        assert bound.like() == bound.push(0) == state
+        assert bound.push(0) == state
         assert jax.tree.leaves(bound.add(1)) == [2, 3]
         other, rest = bound.update(3)
         assert (jax.tree.leaves(other), rest, type(other)) == ([3, 6], 3, jr.Bound)

@@ -10,10 +10,9 @@ from helpers import rejects
 from jaxreplay.wrappers._limiter import Limiter
 
 
-def limiter(ratio, slack=None, began=True):
+def limiter(ratio, slack=None):
     made = Limiter(ratio, slack)
-    if began:
-        made.begin()
+    made.begin()
     return made
 
 
@@ -38,7 +37,7 @@ def test_by_default_each_side_can_be_one_call_ahead():
 
 
 def test_before_draws_begin_all_additions_pass_and_are_not_limited():
-    it = limiter(ratio=1, slack=4, began=False)
+    it = Limiter(ratio=1, slack=4)
     assert all(call(it, 100, 0) for _ in range(3))
     assert not it.passes(0, 1)
     assert not it.passes(1, 1)
@@ -129,5 +128,5 @@ def test_the_text_says_who_is_ahead():
     assert it.text() == f"{counts}; the additions are ahead by 16 draws, slack=100"
     call(it, 0, 40)
     assert "the draws are ahead by 24 draws" in it.text()
-    assert "draws have not begun" in limiter(2, began=False).text()
+    assert "draws have not begun" in Limiter(2, None).text()
     assert limiter(None).text() == "no ratio"

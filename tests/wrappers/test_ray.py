@@ -66,8 +66,7 @@ print("learned", len(learned))
 def test_an_actor_of_ray_owns_the_replay(tmp_path):
     (program := tmp_path / "with_ray.py").write_text(PROGRAM)
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    command = [sys.executable, program]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert found.returncode == 0, found.stderr
     assert "learned 20" in found.stdout

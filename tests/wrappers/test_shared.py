@@ -75,6 +75,15 @@ def waits(future):
     return not future.done()
 
 
+@contextlib.contextmanager
+def waiting_draw(shared, count=4):
+    """A draw of another thread, which waits when the block begins; it has drawn when the block has ended."""
+    with thread(shared.sample, KEY, count) as drawn:
+        assert waits(drawn)
+        yield drawn
+    assert drawn.result().indices.shape == (count,)
+
+
 def cause(message, function, *arguments):
     """The cause of the `Closed` that a call raises with this message."""
     with pytest.raises(jr.Closed, match=message) as caught:
@@ -224,26 +233,21 @@ def test_an_error_before_the_donation_changes_nothing():
 
 def test_the_first_draw_waits_for_min_size():
     shared = shared_replay(min_size=6)
-    with thread(shared.sample, KEY, 4) as drawn:
-        assert waits(drawn)
+    with waiting_draw(shared) as drawn:
         shared.add(batch())
         assert waits(drawn)
         shared.add(batch(4), mask=np.array([True, False, False, False]))
         assert waits(drawn)
         shared.add(batch(8))
-    assert drawn.result().indices.shape == (4,)
 
 
 def test_a_draw_that_waits_goes_on_when_another_thread_finds_enough_items():
     shared = shared_replay(ratio=1, slack=6, min_size=4)
     with shared.state() as cell:  # no count tells that there are items
         cell.state = shared.buffer.add(cell.state, batch(0, 3))
-    with thread(shared.sample, KEY, 4) as drawn:
-        assert waits(drawn)
-        with shared._turns._changed:
-            shared._turns.limiter.begin()  # as an actor does, whose addition then has to wait
-            shared._turns._changed.notify_all()
-    assert drawn.result().indices.shape == (4,)
+    with waiting_draw(shared), shared._turns._changed:
+        shared._turns.limiter.begin()  # as an actor does, whose addition then has to wait
+        shared._turns._changed.notify_all()
 
 
 def test_min_size_counts_sequences_that_may_be_drawn():
@@ -293,10 +297,8 @@ def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     rejects("Waited", shared.sample, KEY, 1, timeout=0, error=TimeoutError)
     # One that Python has not started, as those of Ray, is not alone: `threading` does not list it.
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
-    with thread(shared.sample, KEY, 4) as drawn:
-        assert waits(drawn)
+    with waiting_draw(shared):
         shared.add(batch())
-    assert isinstance(drawn.result(), jr.Sample)
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -408,23 +410,16 @@ def test_a_call_may_wait_for_a_worker_that_starts_later():
         shared.add(batch())
         with shared.worker():
             shared.sample(KEY, 8)
-        with thread(shared.sample, KEY, 4) as drawn:  # the outer block is left
-            assert waits(drawn)
+        with waiting_draw(shared):  # the outer block is left
             shared.add(batch(4))
-    assert drawn.result().indices.shape == (4,)
-    with shared.worker(), thread(shared.sample, KEY, 4) as drawn:  # nor does the first end matter to a later block
-        assert waits(drawn)
+    with shared.worker(), waiting_draw(shared):  # nor does the first end matter to a later block
         shared.add(batch(8))
-    assert drawn.result().indices.shape == (4,)
 
 
 def test_what_the_last_worker_added_is_drawn_before():
     shared = shared_replay(ratio=1, slack=8, min_size=4)
-    with thread(shared.sample, KEY, 8) as drawn:
-        assert waits(drawn)
-        with shared.worker():
-            shared.add(batch())
-    assert drawn.result().indices.shape == (8,)
+    with waiting_draw(shared, 8), shared.worker():
+        shared.add(batch())
     rejects("as all blocks", shared.sample, KEY, 8, error=jr.Closed)
 
 

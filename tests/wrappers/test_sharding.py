@@ -61,6 +61,16 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
         chex.assert_trees_all_equal(expected, jax.tree.map(lambda x, axis=axis: np.squeeze(np.asarray(x), axis), found))
 
 
+def test_shards_of_one_slot():
+    """JAX 0.10 asks that a drawn slot varies over the mesh, also where there is no other."""
+    sharded = over_devices(jr.ReplayBuffer(capacity=2, max_uses=1), 2)
+    state = sharded.add(sharded.init(np.arange(2)), np.arange(2))
+    sample = sharded.sample(state, jax.random.key(0), 4)
+    assert sample.items.tolist() == [0, 0, 1, 1]
+    state = sharded.update(state, sample.indices, np.ones(4))
+    assert sharded.sample(state, jax.random.key(0), 4).indices.tolist() == [-1] * 4
+
+
 @pytest.mark.parametrize("sampler", [jr.Uniform(replacement=False), jr.Prioritized(beta=1.0, normalize=None)])
 def test_the_weighted_mean_of_two_items_beside_eight(sampler):
     """And a pass over them, which is as long as the shard of eight needs."""

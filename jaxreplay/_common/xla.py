@@ -14,13 +14,13 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 # In `jax.core` before JAX 0.8.
 _current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
-NOT_TRACING = _current_trace(convention="flax")
+NOT_TRACING = _current_trace()
 SMALL = 2**14  # elements of an array that is made on the host
 
 
 def is_tracing() -> bool:
     """True during tracing of an outer program."""
-    return _current_trace(convention="flax") != NOT_TRACING
+    return _current_trace() != NOT_TRACING
 
 
 def is_traced(tree: Any) -> bool:

@@ -20,6 +20,8 @@ def test_integers_of_any_type_become_int32_or_a_number_out_of_range(kind):
     found = checks.as_int32(given)
     assert (type(found), found.dtype) == (np.ndarray, np.int32)
     np.testing.assert_array_equal(found, kept)
+    with pytest.raises(ValueError, match=r"indices: got .*\[1, \d\], expected a vector of integers"):
+        checks.check_indices(given[None])
     if info.bits < 64:
         found, counts = jax.jit(lambda x: (checks.as_int32(x), jax.vmap(checks.as_count)(x)))(given)
         assert (found.dtype, counts.dtype) == (np.int32, np.int32)

@@ -69,6 +69,17 @@ def test_a_count_of_all_shards_stops_at_the_largest_int32():
     assert moved.total(np.int32([2**31 - 1, 5])).tolist() == [2**31 - 1, 0]
 
 
+class Counting(jr.Uniform):
+    def init(self, capacity):
+        return np.zeros((), np.int32)
+
+
+def test_items_of_a_sampler_with_a_state_but_no_priorities_are_moved_with_the_largest():
+    moved = jr.samplers.Moved(np.array([[1, 0]]), *[np.ones((1, 2), bool)] * 2)
+    state = jr.Prioritized().migrated(Counting(), np.zeros(1, np.int32), moved)
+    assert sum_tree.leaves(state.tree).tolist() == [[1.0, 1.0]]
+
+
 def test_all_items_have_priority_1_with_alpha_0():
     sampler, slots = jr.Prioritized(alpha=0.0), np.arange(4, dtype=np.int32)
     state = sampler.insert(sampler.init(4), slots, slots < 2)

@@ -333,6 +333,10 @@ def all_but_first(live):
     return live.replace(start=live.start + few, size=live.size - few)
 
 
+def halve_beta_of_one_shard(weights, state, probabilities, live, beta=None):
+    return weights(state, probabilities, live, beta=beta if beta is None or live.axis_name else beta / 2)
+
+
 def newest_alone(live):
     size = jnp.minimum(live.size, 1)
     return live.replace(start=live.start + live.size - size, size=size)
@@ -424,6 +428,7 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "nothing drawn": (testing.SOME, wrong(sample=lambda sample, *args: (sample(*args)[0], jnp.zeros(args[2])))),
     "neighbour updated": (testing.OTHERS, wrong(update=lambda update, s, i, *x, **y: update(s, i + 1, *x, **y))),
     "ranks": (testing.OTHERS, wrong(update=by_rank)),
+    "half of beta": (testing.WEIGHTS, wrong(weights=halve_beta_of_one_shard)),
     "one of two drawn": (testing.EVERY, drawn_from(lambda live: live.replace(size=live.size - (live.size == 2)))),
     "first slot never drawn": (testing.EVERY, drawn_from(all_but_first)),
     "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(power=1.0))),

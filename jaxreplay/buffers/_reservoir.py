@@ -159,7 +159,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         # The use of `old` orders its read before this write; otherwise XLA would copy the handles.
         number = jnp.minimum(old, -2 - jnp.arange(slots.size, dtype=jnp.int32))
         scratch = state.handles.at[slots].min(number, mode="drop", wrap_negative_indices=False)
-        lowest = scratch.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        lowest = scratch.at[slots].get(mode="fill", wrap_negative_indices=False)
         slots = jnp.where(lowest == number, slots, self.capacity)
         handles = scratch.at[slots].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
         return handles, slots

@@ -265,7 +265,7 @@ def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
     rank = jax.lax.div(num_rows, ten) * tenths + rest
     least = (num_rows - rank + 1)[:, None]  # the rank is 1-based; no product overflows
     reached = [jnp.where(rows[None] >= least, pivot[None], 0.0) for pivot, rows in zip(x, not_below, strict=True)]
-    return [jnp.where(num_rows > 0, quantiles, 0.0) for quantiles in _reduced(1, reached, 0.0, jnp.maximum)]
+    return _reduced(1, reached, 0.0, jnp.maximum)
 
 
 def _masses(x: jax.Array, y: jax.Array) -> jax.Array:

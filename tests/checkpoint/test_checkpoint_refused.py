@@ -134,6 +134,11 @@ REFUSED = {
     "text": (None, {"a": "text"}, r"\['a'\]: got a str; expected an array"),
     "no pytree": (None, object(), "leaf <root>: got a object; expected an array"),
     "text in a node": (None, {"a": Custom("text", 0)}, r"\['a'\]\[<flat index 0>\]: got a str; expected an array"),
+    "another buffer": (
+        BUFFER,
+        jax.eval_shape(jr.ReplayBuffer(capacity=5).init, ONE),
+        "capacity=4: this state has .* use the buffer that made it",
+    ),
     "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),
     "configuration": ({"a": [object()]}, ONE, r"config\['a'\]\[0\]: got a object, which cannot be recorded"),
     "array": (dataclasses.make_dataclass("Settings", ["scale"])(ONE), ONE, r"config\.scale: got a ndarray"),

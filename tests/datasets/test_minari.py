@@ -1,6 +1,8 @@
 """Minari data sets, recorded here, as rows and as draws from a buffer."""
 
+import dataclasses
 import functools
+import types
 
 import gymnasium
 import jax
@@ -94,6 +96,13 @@ def test_rows_and_draws(make):
         assert steps.ends[row]
         assert not steps.rows["step"][row]
         row += 1
+
+
+def test_an_episode_without_a_step_is_left_out():
+    dataset = cart_pole()
+    none = {name: getattr(dataset[0], name)[: name == "observations"] for name in NAMES}
+    more = types.SimpleNamespace(iterate_episodes=lambda: [dataclasses.replace(dataset[0], **none), *dataset])
+    check_equal(jr.datasets.from_minari(more), jr.datasets.from_minari(dataset))
 
 
 def test_what_no_buffer_can_hold():

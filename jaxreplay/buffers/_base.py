@@ -178,6 +178,8 @@ class Buffer(Sized, Generic[S]):
             live = state.uses.live(live, max_age is not None)
         live = dataclasses.replace(live, axis_name=self._axis_name)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
+        if self._axis_name is not None:  # JAX 0.10 joins only arrays that vary over the mesh; constants do not
+            drawn = [jnp.where(live.size >= 0, x, x) for x in drawn]
         slots, probabilities = xla.read_once(xla.materialize(*drawn))
         weights = self.sampler.weights(sampler_state, probabilities, live, beta=beta)
         return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)

@@ -196,7 +196,7 @@ def choose(children: list[jax.Array], prefix: jax.Array) -> Found:
 
     `children` are the values in order, float32 [B] or []. A child of value 0 is chosen only if all are 0.
     """
-    chosen = jnp.zeros_like(prefix, jnp.int32)  # varies over a mesh as the prefix does
+    chosen = jnp.zeros(prefix.shape, jnp.int32)
     while len(children) > 1:
         half = 1 << ((len(children) - 1).bit_length() - 1)
         left, right = children[:half], children[half:]

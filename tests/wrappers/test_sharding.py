@@ -61,8 +61,16 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
         chex.assert_trees_all_equal(expected, jax.tree.map(lambda x, axis=axis: np.squeeze(np.asarray(x), axis), found))
 
 
-def test_shards_of_one_slot():
-    """JAX 0.10 asks that a drawn slot varies over the mesh, also where there is no other."""
+class Oldest(jr.Uniform):
+    def sample(self, state, key, batch_size, live):
+        return jnp.full(batch_size, live.start), jnp.ones(batch_size)
+
+
+def test_what_a_sampler_draws_may_be_the_same_in_all_shards():
+    """Also where a shard has one slot."""
+    sharded = over_devices(jr.ReplayBuffer(capacity=8, sampler=Oldest()), 2)
+    state = sharded.add(sharded.init(np.arange(4)), np.arange(4))
+    assert sharded.sample(state, jax.random.key(0), 4).items.tolist() == [0, 0, 2, 2]
     sharded = over_devices(jr.ReplayBuffer(capacity=2, max_uses=1), 2)
     state = sharded.add(sharded.init(np.arange(2)), np.arange(2))
     sample = sharded.sample(state, jax.random.key(0), 4)

@@ -81,6 +81,7 @@ def waiting_draw(shared, count=4):
     with thread(shared.sample, KEY, count) as drawn:
         assert waits(drawn)
         yield drawn
+    assert isinstance(drawn.result(), jr.Sample)
     assert drawn.result().indices.shape == (count,)
 
 

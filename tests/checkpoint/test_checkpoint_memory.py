@@ -25,10 +25,9 @@ def buffer(num_devices):
     return over_devices(jr.ReplayBuffer(capacity=LEAVES * ROWS // 8, sampler=jr.Prioritized()), num_devices)
 
 
-def items(n):
+def items(n, width=128):
     """Eight equal leaves, which hardly compress."""
-    rng = np.random.default_rng(0)
-    return {str(i): rng.integers(0, 2**30, (n, 128), np.int32) for i in range(LEAVES)}
+    return {str(i): np.random.default_rng(i).integers(0, 2**30, (n, width), np.int32) for i in range(LEAVES)}
 
 
 def resident(name):
@@ -38,9 +37,10 @@ def resident(name):
 
 def measure(what, path):
     """By how much one call raises the largest memory, and the bytes of the state."""
-    jr.save(path / "small", None, jnp.arange(9), step=1)  # what is used once
-    jr.restore(path / "small", None, jnp.arange(9))
     config = None if isinstance(what, str) else buffer(what)
+    small = jnp.arange(9) if config is None else jax.eval_shape(config.init, items(8, 1))
+    jr.restore(path / ("narrow" if config else "small"), config, small)  # what is loaded and compiled once
+    jr.save(path / "small", None, jnp.arange(9))
     plain = {name: jax.ShapeDtypeStruct((ROWS, 128), jnp.int32) for name in items(0)}
     like = plain if config is None else jax.eval_shape(config.init, items(8))
     if what == "save":
@@ -57,6 +57,8 @@ def measure(what, path):
 def fill(path):
     """Save a full buffer on eight devices."""
     config = buffer(8)
+    jr.save(path / "small", None, jnp.arange(9))
+    jr.save(path / "narrow", config, config.init(items(8, 1)))
     state, rows = config.init(items(8)), items(ROWS // 8)
     for _ in range(8):
         state = config.add(state, rows)

@@ -50,11 +50,10 @@ def check_buffer(
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
-    spec, key = _batch.without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     check_config(buffer)
-    runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
+    runs, key = runs_of(buffer, items, batch_size, add), jax.random.key(0) if key is None else key
     with rule(rules.ABSTRACT):
-        chex.assert_trees_all_equal(*jax.device_get((runs.init(), buffer.init(_values(key, spec)))))
+        chex.assert_trees_all_equal(*jax.device_get((runs.init(), buffer.init(_values(key, runs.spec)))))
     with rule(rules.STABLE):
         state = jax.eval_shape(runs.init)
         after, _ = jax.eval_shape(runs.step, state, key)
@@ -64,21 +63,34 @@ def check_buffer(
     runs.check_draws(runs.check_modes(key), key)
 
 
-@dataclasses.dataclass
+def runs_of(buffer: Any, items: Any, batch_size: int, add: Add | None = None) -> "_Runs":
+    leaves, treedef = jax.tree.flatten(_batch.without_valid(checks.as_spec(items))[0])
+    return _Runs(buffer, tuple(leaves), treedef, batch_size, add)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Runs:
-    """Programs that drive a buffer."""
+    """Programs that drive a buffer, compiled once for all keys but for those steps whose traces are counted."""
 
     buffer: Any
-    spec: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    treedef: Any
     batch_size: int
-    add: Add
-    traced: int = 0
+    given_add: Add | None
+    traces: list[None] = dataclasses.field(default_factory=list, compare=False)
+
+    @property
+    def spec(self) -> Any:
+        return self.treedef.unflatten(self.leaves)
 
     def init(self) -> Any:
         return self.buffer.init(self.spec)
 
+    def add(self, state: Any, items: Any, key: jax.Array) -> Any:
+        return (self.given_add or _adder(self.buffer))(state, items, key)
+
     def step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
-        self.traced += 1
+        self.traces.append(None)
         state = self.add(state, _values(key, self.spec), key)
         sample = self.buffer.sample(state, key, self.batch_size)
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
@@ -86,30 +98,41 @@ class _Runs:
     @functools.cached_property
     def draws(self) -> int:
         """The rows of a draw that shows a law: fewer where each item is drawn once, and the buffer refuses so many."""
-        rows, state, draw = DRAWS, jax.eval_shape(self.init), jax.jit(self.buffer.sample, static_argnums=2)
+        rows, state = DRAWS, jax.eval_shape(self.init)
         while rows > self.batch_size:
             try:
-                draw.eval_shape(state, jax.random.key(0), rows)
+                jax.eval_shape(functools.partial(self.draw, rows=rows), state, jax.random.key(0))
                 return rows
             except ValueError:
                 rows //= 2
         return self.batch_size
 
+    @functools.cached_property
+    def jit_step(self) -> Any:
+        return jax.jit(self.step)
+
+    @functools.partial(jax.jit, static_argnums=(0, 3))
+    def draw(self, state: Any, key: jax.Array, rows: int) -> Any:
+        return self.buffer.sample(state, key, rows)
+
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
         return jax.lax.scan(self.step, self.init(), keys)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def scan_and_vmap(self, keys: jax.Array) -> tuple[Any, Any]:
+        return self.scan(keys[0]), jax.vmap(self.scan)(keys)
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""
         keys = jax.random.split(key, (2, STEPS))
-        step, state, new = jax.jit(self.step), self.init(), self.init()
+        state, new = self.init(), self.init()
         with rule(rules.MODES):
-            scanned, samples = jax.device_get(jax.jit(self.scan)(keys[0]))
-            mapped = jax.device_get(jax.jit(jax.vmap(self.scan))(keys))
+            (scanned, samples), mapped = jax.device_get(self.scan_and_vmap(keys))
             same(row(mapped, 0), (scanned, samples))
-        self.traced = 0
+        self.traces.clear()
         for t in range(STEPS):
             with rule(rules.MODES):
-                new, sample = step(new, keys[0, t])
+                new, sample = self.jit_step(new, keys[0, t])
                 same(sample, row(samples, t))
                 state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
                 before = jax.device_get(state)
@@ -123,12 +146,12 @@ class _Runs:
             same(state, new)
             same(state, scanned)
         with rule(rules.TRACED):
-            assert self.traced == 1, f"{self.traced} traces for {STEPS} batches of one type"
+            assert len(self.traces) == 1, f"{len(self.traces)} traces for {STEPS} batches of one type"
         return new
 
     def check_draws(self, state: Any, key: jax.Array) -> None:
         """Check draws, handles and late updates."""
-        step, get, draw = jax.jit(self.step), self.buffer.get, jax.jit(self.buffer.sample, static_argnums=2)
+        get, draw = self.buffer.get, self.draw
         with rule(rules.EMPTY):
             nothing = jax.device_get(draw(self.init(), key, self.draws))
             np.testing.assert_array_equal(nothing.indices, -1)
@@ -153,7 +176,7 @@ class _Runs:
             if not is_traced:
                 same(*(row(x, sample.indices >= 0) for x in (old, sample.items)))
             for k in jax.random.split(key, 4 * STEPS):
-                state, _ = step(state, k)
+                state, _ = self.jit_step(state, k)
                 now = jax.device_get(get(state, sample.indices))
                 kept = _rows(np.array_equal, now, old)
                 gone = _rows(lambda x, _: not np.any(x), now, old)

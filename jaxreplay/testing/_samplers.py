@@ -112,6 +112,14 @@ class _SamplerRuns:
         state = self.sampler.insert(self.sampler.init(self.capacity), slots, slots < self.capacity - 1)
         return jax.lax.scan(learn, state, jax.random.normal(key, (2, self.most)))[0]
 
+    @functools.partial(jax.jit, static_argnums=0)
+    def jit_run(self, key: jax.Array) -> Any:
+        return self.run(key)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def jit_vmap(self, keys: jax.Array) -> Any:
+        return jax.vmap(self.run)(keys)
+
     @functools.partial(jax.jit, static_argnums=(0, 4, 5))
     def draw(self, state: Any, key: Any, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
@@ -151,14 +159,14 @@ class _SamplerRuns:
 
     def check_modes(self) -> Any:
         """Check that all modes agree; return a state after two updates."""
-        keys, run, state = jax.random.split(self.key, 2), jax.jit(self.run), jax.eval_shape(self.run, self.key)
+        keys, state = jax.random.split(self.key, 2), jax.eval_shape(self.run, self.key)
         with self.rule(rules.STABLE):
             chex.assert_trees_all_equal_shapes_and_dtypes(state, self.sampler.init(self.capacity))
         with self.rule(rules.MODES):
-            mapped = jax.device_get(jax.jit(jax.vmap(self.run))(keys))
+            mapped = jax.device_get(self.jit_vmap(keys))
             for i in range(2):
-                same(row(mapped, i), run(keys[i]))
-        return run(self.key)
+                same(row(mapped, i), self.jit_run(keys[i]))
+        return self.jit_run(self.key)
 
     def check_draws(self, state: Any) -> None:
         live, last = self.range(0, self.capacity - 1), self.capacity - 1

@@ -84,14 +84,14 @@ def test_a_buffer_of_ones_own_passes_with_the_add_that_is_given():
 def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
     key = jax.random.key(0)
     for buffer in (Small(), jr.ReplayBuffer(capacity=10)):
-        _buffers.runs_of(buffer, ITEMS, 4).check_donation(key)
-    runs = _buffers.runs_of(Small(), ITEMS, 4, _buffers._adder(jr.ReplayBuffer(capacity=10)))
+        _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer)).check_donation(key)
+    runs = _buffers._Runs(Small(), ITEMS, 4, _buffers._adder(jr.ReplayBuffer(capacity=10)))
     rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
 def test_a_law_is_looked_at_in_as_many_draws_as_a_buffer_allows():
     buffer = jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False))
-    assert _buffers.runs_of(buffer, ITEMS, 4).draws == 8  # a power of two, of at most 10
+    assert _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer)).draws == 8  # a power of two, of at most 10
 
 
 def breaks(rule, check, *arguments, **named):
@@ -279,7 +279,7 @@ def test_a_buffer_that_breaks_a_rule_is_told_which(rule, buffer):
 
 
 def runs_of(buffer):
-    return _buffers.runs_of(buffer, ITEMS, 8, buffer.add)
+    return _buffers._Runs(buffer, ITEMS, 8, buffer.add)
 
 
 @pytest.fixture(scope="module")

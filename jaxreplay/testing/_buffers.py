@@ -24,9 +24,7 @@ Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state
 STEPS, DRAWS = 4, 4096
 
 
-def check_buffer(
-    buffer: Any, items: Any, *, key: jax.Array | None = None, batch_size: int = 8, add: Add | None = None
-) -> None:
+def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 8, add: Add | None = None) -> None:
     """Check that a buffer follows the rules of the buffers of this package.
 
     A custom buffer needs no base class. It has `init(items)`, `add(state, items)`, `sample(state, key, batch_size)`,
@@ -36,7 +34,8 @@ def check_buffer(
     Args:
       buffer: the configuration; at most a few hundred items, so that the check overwrites them.
       items: argument of `init`, arrays or `jax.ShapeDtypeStruct` of numbers. The check uses random values.
-      key: a PRNG key for all random values; None means key 0.
+      key: a PRNG key for all random values, or a list of keys, to repeat the check without compiling anything anew; None
+        means key 0.
       batch_size: rows of each drawn batch.
       add: add(state, items, key) in place of the buffer's `add`, if that needs more arguments.
 
@@ -50,47 +49,35 @@ def check_buffer(
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
+    spec, key = _batch.without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     check_config(buffer)
-    runs, key = runs_of(buffer, items, batch_size, add), jax.random.key(0) if key is None else key
-    with rule(rules.ABSTRACT):
-        chex.assert_trees_all_equal(*jax.device_get((runs.init(), buffer.init(_values(key, runs.spec)))))
-    with rule(rules.STABLE):
-        state = jax.eval_shape(runs.init)
-        after, _ = jax.eval_shape(runs.step, state, key)
-        assert jax.tree.structure(after) == jax.tree.structure(state), "the structure differs"
-        chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
-    runs.check_donation(key)
-    runs.check_draws(runs.check_modes(key), key)
+    runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
+    for each in key if isinstance(key, list) else [key]:
+        with rule(rules.ABSTRACT):
+            chex.assert_trees_all_equal(*jax.device_get((runs.init(), buffer.init(_values(each, spec)))))
+        with rule(rules.STABLE):
+            state = jax.eval_shape(runs.init)
+            after, _ = jax.eval_shape(runs.step, state, each)
+            assert jax.tree.structure(after) == jax.tree.structure(state), "the structure differs"
+            chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+        runs.check_donation(each)
+        runs.check_draws(runs.check_modes(each), each)
 
 
-def runs_of(buffer: Any, items: Any, batch_size: int, add: Add | None = None) -> "_Runs":
-    leaves, treedef = jax.tree.flatten(_batch.without_valid(checks.as_spec(items))[0])
-    return _Runs(buffer, tuple(leaves), treedef, batch_size, add)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Runs:
-    """Programs that drive a buffer, compiled once for all keys but for those steps whose traces are counted."""
+    """Programs that drive a buffer, compiled once for all keys."""
 
     buffer: Any
-    leaves: tuple[jax.ShapeDtypeStruct, ...]
-    treedef: Any
+    spec: Any
     batch_size: int
-    given_add: Add | None
-    traces: list[None] = dataclasses.field(default_factory=list, compare=False)
-
-    @property
-    def spec(self) -> Any:
-        return self.treedef.unflatten(self.leaves)
+    add: Add
+    traced: int = 0
 
     def init(self) -> Any:
         return self.buffer.init(self.spec)
 
-    def add(self, state: Any, items: Any, key: jax.Array) -> Any:
-        return (self.given_add or _adder(self.buffer))(state, items, key)
-
     def step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
-        self.traces.append(None)
         state = self.add(state, _values(key, self.spec), key)
         sample = self.buffer.sample(state, key, self.batch_size)
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
@@ -101,26 +88,30 @@ class _Runs:
         rows, state = DRAWS, jax.eval_shape(self.init)
         while rows > self.batch_size:
             try:
-                jax.eval_shape(functools.partial(self.draw, rows=rows), state, jax.random.key(0))
+                self.draw.eval_shape(state, jax.random.key(0), rows)
                 return rows
             except ValueError:
                 rows //= 2
         return self.batch_size
 
     @functools.cached_property
-    def jit_step(self) -> Any:
-        return jax.jit(self.step)
+    def draw(self) -> Any:
+        return jax.jit(self.buffer.sample, static_argnums=2)
 
-    @functools.partial(jax.jit, static_argnums=(0, 3))
-    def draw(self, state: Any, key: jax.Array, rows: int) -> Any:
-        return self.buffer.sample(state, key, rows)
+    @functools.cached_property
+    def jit_step(self) -> Any:
+        def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
+            self.traced += 1
+            return self.step(state, key)
+
+        return jax.jit(step)
 
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
         return jax.lax.scan(self.step, self.init(), keys)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def scan_and_vmap(self, keys: jax.Array) -> tuple[Any, Any]:
-        return self.scan(keys[0]), jax.vmap(self.scan)(keys)
+    @functools.cached_property
+    def scan_and_vmap(self) -> Any:
+        return jax.jit(lambda keys: (self.scan(keys[0]), jax.vmap(self.scan)(keys)))
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""
@@ -129,7 +120,6 @@ class _Runs:
         with rule(rules.MODES):
             (scanned, samples), mapped = jax.device_get(self.scan_and_vmap(keys))
             same(row(mapped, 0), (scanned, samples))
-        self.traces.clear()
         for t in range(STEPS):
             with rule(rules.MODES):
                 new, sample = self.jit_step(new, keys[0, t])
@@ -146,7 +136,7 @@ class _Runs:
             same(state, new)
             same(state, scanned)
         with rule(rules.TRACED):
-            assert len(self.traces) == 1, f"{len(self.traces)} traces for {STEPS} batches of one type"
+            assert self.traced == 1, f"{self.traced} traces for {STEPS} batches of one type"
         return new
 
     def check_draws(self, state: Any, key: jax.Array) -> None:

@@ -79,8 +79,8 @@ def test_every_buffer_of_the_package_has_a_contract():
 )
 def test_the_contract(name, num_seeds):
     buffer, shape = (CONTRACTS | MORE_CONTRACTS)[name]
-    for seed in range(num_seeds):
-        testing.check_buffer(buffer, jax.eval_shape(lambda: items(*shape)), key=seeds.key("contract", seed))
+    keys = [seeds.key("contract", seed) for seed in range(num_seeds)]
+    testing.check_buffer(buffer, jax.eval_shape(lambda: items(*shape)), key=keys)
 
 
 @pytest.mark.parametrize("name", [x if x == "counted" else rarely(x) for x in CONTRACTS | MORE_CONTRACTS])

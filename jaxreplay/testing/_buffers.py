@@ -34,8 +34,8 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
     Args:
       buffer: the configuration; at most a few hundred items, so that the check overwrites them.
       items: argument of `init`, arrays or `jax.ShapeDtypeStruct` of numbers. The check uses random values.
-      key: a PRNG key for all random values, or a list of keys, to repeat the check without compiling anything anew; None
-        means key 0.
+      key: a PRNG key for all random values, or a list of keys, with each of which the check is repeated by the same
+        programs; None means key 0.
       batch_size: rows of each drawn batch.
       add: add(state, items, key) in place of the buffer's `add`, if that needs more arguments.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import importlib
 import itertools
 import json
@@ -36,10 +35,12 @@ def rarely(case):
 
 
 def interruptible():
-    """Let a process hear each signal: JAX has a callback in each collection of garbage, and Python drops what a handler
-    raises there. A shell lets what it runs in the background ignore Ctrl-C."""
-    gc.callbacks.clear()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let a process hear each signal: Python drops what a handler raises in a callback, such as JAX's of each garbage
+    collection, so it comes again as an alarm. A shell lets what it runs in the background ignore Ctrl-C."""
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.default_int_handler)
+    interrupts = KeyboardInterrupt, SystemExit
+    sys.unraisablehook = lambda x: isinstance(x.exc_value, interrupts) and signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 def rejects(message, function, *arguments, error=ValueError, **named):

@@ -353,10 +353,7 @@ def main():
         print(*(f"{mutant.kind}: {mutant.name}" for mutant in chosen), sep="\n")
         return
     record = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="mutants-cache-") as cache,
-        concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool,
-    ):
+    with tempfile.TemporaryDirectory() as cache, concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
         jobs = {pool.submit(run, x, arguments.timeout, arguments.compiled): x for x in chosen}
         for job in concurrent.futures.as_completed(jobs):

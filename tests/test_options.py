@@ -8,10 +8,8 @@ import jaxreplay as jr
 
 ROOT = pathlib.Path(jr.__file__).parent
 # What a call is about, and what the shards of a buffer share: no options.
-SUBJECTS = {
-    *("state", "key", "items", "indices", "slots", "values", "mask", "ends", "td_errors", "buffer", "path"),
-    *("batch_size", "n", "capacity", "beta", "gamma", "axis_name"),
-}
+SUBJECTS = {"state", "key", "items", "indices", "slots", "values", "mask", "ends", "td_errors", "buffer", "path"}
+SUBJECTS |= {"batch_size", "n", "capacity", "beta", "gamma", "axis_name"}
 
 
 def is_dataclass(decorator):
@@ -28,8 +26,7 @@ def options(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             positional, defaults = node.args.posonlyargs + node.args.args, node.args.defaults
-            given = positional[len(positional) - len(defaults) :]
-            given = [x for x in given if x not in node.args.posonlyargs]
+            given = [x for x in positional[len(positional) - len(defaults) :] if x not in node.args.posonlyargs]
             given += [x for x, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default]
             yield from (x.arg for x in given)
         elif isinstance(node, ast.ClassDef) and any(map(is_dataclass, node.decorator_list)):

@@ -18,7 +18,8 @@ class Writing(threading.Thread):
     """A thread that writes a checkpoint and completes it; with several processes, each writes its parts.
 
     An error that nobody was given stays in its thread, until a later `save` raises it or the program ends by it.
-    In CPython 3.11 a `join` that a signal interrupts takes the thread for ended, so all wait for events.
+    A handler that raises while a thread or an event is waited for may leave a lock held for ever, or take the thread
+    for ended (CPython 3.11). So handlers run between waits.
 
     Attributes:
       number: of the checkpoint, once it has begun.
@@ -65,7 +66,9 @@ class Writing(threading.Thread):
 
     def finish(self) -> None:
         """Wait until the checkpoint is on the disk; raises the error of the write."""
-        self.ended.wait()
+        with signals.Held() as held:
+            while not self.ended.wait(LOOK_AGAIN):
+                held.deliver()
         if not self._has_agreed:
             self._has_agreed = True
             if _processes.gather([self.error is not None]).any() and self.error is None:
@@ -82,8 +85,9 @@ class Writing(threading.Thread):
 
     def _outcome(self) -> int:
         if self.error is not None:
-            self._heard.set()
-            self.join()
+            with signals.Held():
+                self._heard.set()
+                self.join()
             raise self.error
         return self.number
 

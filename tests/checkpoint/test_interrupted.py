@@ -1,7 +1,6 @@
 """Saves that are cut off: by signals, errors and power cuts. A complete checkpoint is always there."""
 
 import collections
-import functools
 import io
 import itertools
 import os
@@ -16,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in
-from faults import LONG, Child, check_durable, in_time, recorded, refuse
+from faults import LONG, WITHIN, Child, check_durable, in_time, recorded, refuse
 from helpers import interruptible, rarely
 
 import jaxreplay as jr
-from jaxreplay.checkpoint import _files
+from jaxreplay.checkpoint import _arrays, _files
 from jaxreplay.checkpoint._writing import Writing
 
 pytestmark = pytest.mark.versions
@@ -31,15 +30,7 @@ def save_until_signalled(path, connection):
     """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk."""
     sys.stderr = io.StringIO()  # of the error by which it ends
     interruptible()
-
-    def handler(number, frame):
-        if "_weakrefset" not in frame.f_code.co_filename:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
-        # A thread is being forgotten, and Python drops what is raised there.
-        threading.Timer(0.001, os.kill, (os.getpid(), number)).start()
-
-    signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
-    signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for number in itertools.count():
         connection.send(("begin", number))
         finish = jr.save(path, None, filled(number % 128), step=number, wait=number % 2 > 0, keep=2)
@@ -95,42 +86,57 @@ def wait_for_writers():
             assert thread.ended.wait(LONG)
 
 
-def interrupted(save, at):
-    """Begin and end a save, interrupted before line `at` of the checkpoint's code in this thread; True if it was."""
-    lines, previous = itertools.count(), sys.gettrace()
+def interrupted(call, at, where=f"{os.sep}checkpoint{os.sep}_"):
+    """Call a function, with an interrupt at the moment `at` of this thread in files of this name; True if it came."""
+    moments, previous = itertools.count(), sys.gettrace()
 
     def trace(frame, event, _):
-        if f"{os.sep}checkpoint{os.sep}_" in frame.f_code.co_filename:
-            if event == "line" and next(lines) == at:
-                raise KeyboardInterrupt
+        if where in frame.f_code.co_filename:
+            if next(moments) == at:
+                signal.raise_signal(signal.SIGUSR1)
             return trace
 
     try:
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)
         sys.settrace(trace)
-        save()()
+        call()
     except KeyboardInterrupt:
         return True
     finally:
         sys.settrace(previous)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     return False
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file")  # of an interrupt between two lines
 @pytest.mark.parametrize("step", [29, rarely(5)])
 @pytest.mark.parametrize("wait", [True, False])
-def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
+def test_an_interrupt_at_any_moment_of_save(tmp_path, wait, step):
     jr.save(tmp_path, None, LIKE)
-    # Each empty folder that is left adds lines to all later saves: those after the 660th are the same again.
+    # Each empty folder that is left adds moments to all later saves: those after the 660th are the same again.
     for at in (*range(random.Random(0).randrange(step), 660, step), 10**6):
         number = at % 100 + 1
-        save = functools.partial(jr.save, tmp_path, None, filled(number), wait=wait)
-        was_interrupted = interrupted(save, at)
+        was_interrupted = interrupted(lambda number=number: jr.save(tmp_path, None, filled(number), wait=wait)(), at)
         wait_for_writers()
         assert restored(tmp_path) in ((0, number) if was_interrupted else (number,)), at
         jr.save(tmp_path, None, LIKE, wait=wait)()
         assert restored(tmp_path) == 0
     assert not was_interrupted
     assert [*tmp_path.glob("*.part/arrays*")] == [], "a later save has not deleted it"
+
+
+def test_an_interrupt_leaves_no_lock_held_without_which_the_writer_does_not_end(tmp_path, monkeypatch):
+    write = _arrays.write
+    monkeypatch.setattr(_arrays, "write", lambda *arguments: (time.sleep(0.01), write(*arguments))[1])
+    for at in itertools.count():
+        finish = jr.save(tmp_path, None, LIKE, wait=False)
+        was_interrupted, event = interrupted(finish, at, threading.__file__), finish.__self__.ended
+        is_free = event._cond.acquire(timeout=WITHIN)
+        event._cond.release()
+        assert is_free, f"the lock is still held after an interrupt at {at}"
+        if not was_interrupted:
+            break
+    assert at > 20
 
 
 X = np.arange(2**22, dtype=np.int32)

@@ -153,6 +153,5 @@ def test_a_run_that_is_killed_at_20_moments_neither_loses_nor_repeats_a_group(tm
     assert child.ended() == 0
     assert len(seen) > kills * 3 // 4, seen  # the moments are spread over the run
     assert unfinished >= 1  # some kills were during a save
-    found = resumed(tmp_path / "run")
-    assert_same(found, expected)
-    assert int(found["cursor"]) > 2 * STEPS > IN_FLIGHT
+    assert_same(resumed(tmp_path / "run"), expected)
+    assert int(expected["cursor"]) > 2 * STEPS > IN_FLIGHT

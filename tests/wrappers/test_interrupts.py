@@ -96,7 +96,6 @@ def interrupt(call):
 def process(count):
     """The body of a process: interrupts of each call in turn."""
     interruptible()
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
     program = Program()
     for name, _ in zip(itertools.cycle(program.calls), range(count), strict=False):
         interrupt(program.calls[name])

@@ -107,20 +107,12 @@ P, W = [0.0, 0.5, 1.0, 1.0], [0.0, 2.0, 0.0, 1e30]  # what a draw may tell
     [
         (None, {}),
         (None, {"probabilities": [0.0, 1 + 5e-6, 1e-38, 1.0]}),
+        *((testing.TYPES, {"indices": np.zeros(4, dtype)}) for dtype in (np.int64, np.float32)),
+        *((testing.TYPES, {"probabilities": x}) for x in (np.zeros((4, 1), np.float32), np.zeros(4, np.float16))),
+        *((testing.TYPES, {"weights": x}) for x in (np.zeros((), np.float32), np.zeros(4, np.int32))),
         (testing.TYPES, {"indices": np.zeros(3, np.int32)}),
-        (testing.TYPES, {"probabilities": np.zeros((4, 1), np.float32)}),
-        (testing.TYPES, {"weights": np.zeros((), np.float32)}),
-        (testing.TYPES, {"indices": np.zeros(4, np.int64)}),
-        (testing.TYPES, {"indices": np.zeros(4, np.float32)}),
-        (testing.TYPES, {"probabilities": np.zeros(4, np.float16)}),
-        (testing.TYPES, {"weights": np.zeros(4, np.int32)}),
-        (testing.RANGES, {"probabilities": [0.0, -1e-6, 1.0, 1.0]}),
-        (testing.RANGES, {"probabilities": [0.0, 1 + 1e-4, 1.0, 1.0]}),
-        (testing.RANGES, {"probabilities": [0.0, 2.0, 1.0, 1.0]}),
-        (testing.RANGES, {"probabilities": [0.0, np.nan, 1.0, 1.0]}),
-        (testing.RANGES, {"weights": [0.0, np.nan, 1.0, 1.0]}),
-        (testing.RANGES, {"weights": [0.0, np.inf, 1.0, 1.0]}),
-        (testing.RANGES, {"weights": [0.0, -1e-6, 1.0, 1.0]}),
+        *((testing.RANGES, {"probabilities": [0.0, x, 1.0, 1.0]}) for x in (-1e-6, 1 + 1e-4, 2.0, np.nan)),
+        *((testing.RANGES, {"weights": [0.0, x, 1.0, 1.0]}) for x in (-1e-6, np.nan, np.inf)),
         (testing.RANGES, {"weights": [1e-6, 1.0, 1.0, 1.0]}),
     ],
 )
@@ -484,7 +476,16 @@ def test_an_exempt_rule_may_be_broken_and_no_other(name, exempt):
 def test_what_is_exempt_is_a_list_of_rules(exempt):
     rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
     rejects("must be a sampler", testing.check_sampler, object(), exempt=exempt)
+    rejects(r"key=\[\]: must be", testing.check_sampler, PER, key=[])
 
 
 def test_a_sampler_is_asked_for_as_many_rows_as_are_given():
     rejects("^2 rows", testing.check_sampler, wrong(sample=tell_size), batch_size=2, error=RuntimeError)
+
+
+@pytest.mark.slow
+def test_a_sampler_is_checked_anew_after_its_class_was_mended_in_place():
+    sampler = wrong(sample=told_evenly)
+    breaks(testing.LAW, testing.check_sampler, sampler)
+    type(sampler).sample = jr.Prioritized.sample
+    testing.check_sampler(sampler)

@@ -41,6 +41,7 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
+      ValueError: the list of keys is empty.
 
     Examples:
       >>> from jaxreplay import testing
@@ -49,10 +50,10 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
-    spec, key = _batch.without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
+    spec, keys = _batch.without_valid(checks.as_spec(items))[0], keys_of(key)
     check_config(buffer)
     runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
-    for each in key if isinstance(key, list) else [key]:
+    for each in keys:
         with rule(rules.ABSTRACT):
             chex.assert_trees_all_equal(*jax.device_get((runs.init(), buffer.init(_values(each, spec)))))
         with rule(rules.STABLE):
@@ -62,6 +63,13 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
             chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
         runs.check_donation(each)
         runs.check_draws(runs.check_modes(each), each)
+
+
+def keys_of(key: Any) -> list[Any]:
+    """The keys of a check, of its argument."""
+    if isinstance(key, list) and not key:
+        raise ValueError("key=[]: must be a key, or a list of one or more, with each of which the check is repeated.")
+    return key if isinstance(key, list) else [jax.random.key(0) if key is None else key]
 
 
 @dataclasses.dataclass

@@ -16,13 +16,13 @@ from jaxreplay import sum_tree
 from jaxreplay._common import ring
 from jaxreplay.samplers import _base
 from jaxreplay.testing import _rules as rules
-from jaxreplay.testing._buffers import DRAWS, check_config, check_law, check_rows, row, rule, same
+from jaxreplay.testing._buffers import DRAWS, check_config, check_law, check_rows, keys_of, row, rule, same
 
 
 def check_sampler(
     sampler: Any,
     *,
-    key: jax.Array | None = None,
+    key: Any = None,
     capacity: int = 13,
     batch_size: int = 8,
     exempt: Collection[str] = (),
@@ -33,7 +33,8 @@ def check_sampler(
 
     Args:
       sampler: the configuration.
-      key: a PRNG key for all random values; None means key 0.
+      key: a PRNG key for all random values, or a list of keys, with each of which the check is repeated by the same
+        programs; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
       exempt: rules that this sampler may break, of the constants of this module. A sampler by rank needs `OTHERS`, one
@@ -41,7 +42,8 @@ def check_sampler(
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
-      ValueError: `sampler` is not a `jaxreplay.samplers.Sampler`, or `exempt` has something that is no rule.
+      ValueError: `sampler` is not a `jaxreplay.samplers.Sampler`, `exempt` has something that is no rule, or the list
+        of keys is empty.
 
     Examples:
       >>> from jaxreplay import testing
@@ -53,15 +55,17 @@ def check_sampler(
     check_config(_base.check_sampler("sampler", sampler))
     if isinstance(exempt, str) or not {*exempt} <= {x for name, x in vars(rules).items() if name.isupper()}:
         raise ValueError(f"exempt={exempt!r}: must be rules, such as [testing.OTHERS].")
-    key = jax.random.key(0) if key is None else key
+    keys = keys_of(key)
     exempt = {*exempt, *((rules.NAMES, rules.SPENT) if sampler.by_age else ())}
-    runs = _SamplerRuns(sampler, capacity, min(batch_size, capacity - 2), key, exempt)
+    runs = _SamplerRuns(sampler, capacity, min(batch_size, capacity - 2), exempt)
     _check_keywords(runs)
-    state = runs.check_modes()
-    runs.check_draws(state)
-    runs.check_updates(state)
-    for check in (_check_keys, _check_words, _check_independence, _check_past, _check_shards):
-        check(runs, state)
+    for each in keys:
+        runs.key = each
+        state = runs.check_modes()
+        runs.check_draws(state)
+        runs.check_updates(state)
+        for check in (_check_keys, _check_words, _check_independence, _check_past, _check_shards):
+            check(runs, state)
 
 
 class _Draws(NamedTuple):
@@ -81,15 +85,15 @@ class _Draws(NamedTuple):
         return law
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _SamplerRuns:
     """Programs that drive a sampler, compiled once for all keys; all slots but the last are drawable."""
 
     sampler: Any
     capacity: int
     most: int
-    key: Any = dataclasses.field(compare=False)
-    exempt: Any = dataclasses.field(compare=False)
+    exempt: Any
+    key: Any = None
 
     @property
     def slots(self) -> np.ndarray:

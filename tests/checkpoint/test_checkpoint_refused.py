@@ -81,8 +81,7 @@ def test_equal_values_of_other_types_are_no_difference():
     for given in ({"b": 1.0, "c": 0.5}, {"b": True, "c": np.float64(0.5)}, {"b": np.int8(1), "c": 0.5}):
         config = given | {"a": float("nan"), "d": np.dtype("float32")}
         assert _config.differences(saved, config) == []
-    config |= {"a": 0.0}
-    assert _config.differences(saved, config) == ["config['a']: saved nan, given 0.0"]
+    assert _config.differences(saved, config | {"a": 0.0}) == ["config['a']: saved nan, given 0.0"]
 
 
 def test_what_is_new_in_a_part_with_its_default_has_its_default():

@@ -143,8 +143,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_else_is_in_the_folder_makes_nothing_hang(two, tmp_path, name, capsys):
     """And where there is nothing else, nothing is restored."""
-    alone = tmp_path / "alone"
-    alone.mkdir()
+    (alone := tmp_path / "alone").mkdir()
     for folder in (two, alone):
         OTHERS[name](folder / "checkpoint_5")
     with warnings.catch_warnings(), in_time():

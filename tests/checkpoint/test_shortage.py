@@ -52,8 +52,7 @@ def test_a_save_on_a_full_disk(tmp_path, size, share, wait):
     """There is room for no file, for a description and no array, or for all but the complete description."""
     old, new, following = (state(seed, 3, size) for seed in range(3))
     jr.save(tmp_path, None, old)
-    description = tmp_path / "checkpoint_0" / "description.json"
-    with full_disk(int(share * description.stat().st_size)):
+    with full_disk(int(share * (tmp_path / "checkpoint_0" / "description.json").stat().st_size)):
         rejects(r"^\[Errno \d+\] .*File too large", lambda: jr.save(tmp_path, None, new, wait=wait)(), error=OSError)
     assert_alone(tmp_path, old)
     jr.save(tmp_path, None, following)
@@ -63,8 +62,7 @@ def test_a_save_on_a_full_disk(tmp_path, size, share, wait):
 def test_parts_without_a_writer_are_deleted_and_others_stay(tmp_path):
     jr.save(tmp_path, None, OLD)
     for number, kept in ((3, {"arrays"}), (5, {"description.json"}), (7, {"arrays", "description.json"}), (8, set())):
-        part = tmp_path / f"checkpoint_{number}.part"
-        part.mkdir()
+        (part := tmp_path / f"checkpoint_{number}.part").mkdir()
         for name in kept:
             source = tmp_path / "checkpoint_0" / name
             shutil.copytree(source, part / name) if source.is_dir() else shutil.copy(source, part / name)

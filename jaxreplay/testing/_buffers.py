@@ -72,6 +72,13 @@ def keys_of(key: Any) -> list[Any]:
     return key if isinstance(key, list) else [jax.random.key(0) if key is None else key]
 
 
+def compiled(*static: int) -> Callable[[Callable[..., Any]], Any]:
+    """A method as a program of its instance, which goes with it; positions of static arguments do not count `self`."""
+    return lambda method: functools.cached_property(
+        lambda self: jax.jit(functools.partial(method, self), static_argnums=static)
+    )
+
+
 @dataclasses.dataclass
 class _Runs:
     """Programs that drive a buffer, compiled once for all keys."""
@@ -102,24 +109,21 @@ class _Runs:
                 rows //= 2
         return self.batch_size
 
-    @functools.cached_property
-    def draw(self) -> Any:
-        return jax.jit(self.buffer.sample, static_argnums=2)
+    @compiled(2)
+    def draw(self, state: Any, key: jax.Array, batch_size: int) -> Any:
+        return self.buffer.sample(state, key, batch_size)
 
-    @functools.cached_property
-    def jit_step(self) -> Any:
-        def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
-            self.traced += 1
-            return self.step(state, key)
-
-        return jax.jit(step)
+    @compiled()
+    def jit_step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
+        self.traced += 1
+        return self.step(state, key)
 
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
         return jax.lax.scan(self.step, self.init(), keys)
 
-    @functools.cached_property
-    def scan_and_vmap(self) -> Any:
-        return jax.jit(lambda keys: (self.scan(keys[0]), jax.vmap(self.scan)(keys)))
+    @compiled()
+    def scan_and_vmap(self, keys: jax.Array) -> Any:
+        return self.scan(keys[0]), jax.vmap(self.scan)(keys)
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""

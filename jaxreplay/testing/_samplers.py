@@ -1,7 +1,6 @@
 """Checks of a sampler."""
 
 import dataclasses
-import functools
 import inspect
 import operator
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import ring
 from jaxreplay.samplers import _base
 from jaxreplay.testing import _rules as rules
-from jaxreplay.testing._buffers import DRAWS, check_config, check_law, check_rows, keys_of, row, rule, same
+from jaxreplay.testing._buffers import DRAWS, check_config, check_law, check_rows, compiled, keys_of, row, rule, same
 
 
 def check_sampler(
@@ -85,7 +84,7 @@ class _Draws(NamedTuple):
         return law
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass
 class _SamplerRuns:
     """Programs that drive a sampler, compiled once for all keys; all slots but the last are drawable."""
 
@@ -116,20 +115,20 @@ class _SamplerRuns:
         state = self.sampler.insert(self.sampler.init(self.capacity), slots, slots < self.capacity - 1)
         return jax.lax.scan(learn, state, jax.random.normal(key, (2, self.most)))[0]
 
-    @functools.partial(jax.jit, static_argnums=0)
+    @compiled()
     def jit_run(self, key: jax.Array) -> Any:
         return self.run(key)
 
-    @functools.partial(jax.jit, static_argnums=0)
+    @compiled()
     def jit_vmap(self, keys: jax.Array) -> Any:
         return jax.vmap(self.run)(keys)
 
-    @functools.partial(jax.jit, static_argnums=(0, 4, 5))
+    @compiled(3, 4)
     def draw(self, state: Any, key: Any, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
         return drawn, probabilities, *[self.sampler.weights(state, probabilities, live, beta=x) for x in betas]
 
-    @functools.partial(jax.jit, static_argnums=(0, 7))
+    @compiled(6)
     def outcome(self, state: Any, key: Any, live: Any, new: Any, rows: Any, then: Any, restricts: bool) -> Any:
         """The state after insertions `new`, an update and insertions `then`; draws from it."""
         axis = {"axis_name": live.axis_name}
@@ -141,7 +140,7 @@ class _SamplerRuns:
         words = self.sampler.priorities(state, jnp.asarray(self.slots)), self.sampler.masses(state)
         return state, _Draws(drawn, probabilities, weights, *words, self.sampler.priorities_at(state, probabilities))
 
-    @functools.partial(jax.jit, static_argnums=0)
+    @compiled()
     def outcome_of_shards(self, *arguments: Any) -> Any:
         return jax.vmap(lambda *x: self.outcome(*x, False), axis_name="shards")(*arguments)
 

@@ -11,12 +11,14 @@ import json
 import os
 import stat
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 DESCRIPTION = "description.json"
 PIECE = 2**18  # bytes that are read or written at a time; more need pages that are contiguous
 MAX_DESCRIPTION = 2**24  # bytes: of some 3 TB of arrays
 OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}  # others pass, or mean no damage
+OF_STRANGERS = ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError, TypeError
 
 
 def local(path: str | os.PathLike, what: str) -> str:
@@ -31,11 +33,11 @@ def local(path: str | os.PathLike, what: str) -> str:
     return path
 
 
-def describe(folder: str, content: dict[str, Any]) -> None:
+def describe(folder: str, content: dict[str, Any], limit: int = MAX_DESCRIPTION) -> None:
     """Write a description, whole or not at all."""
     path = os.path.join(folder, DESCRIPTION)
     text = json.dumps({"sha256": digest(content), "content": content}).encode()
-    if len(text) > MAX_DESCRIPTION:
+    if len(text) > limit:
         raise OSError(errno.EFBIG, "too large a description; begin another folder", path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path + ".new")
@@ -51,10 +53,10 @@ def complete(part: str, folder: str, content: dict[str, Any]) -> None:
     sync(os.path.dirname(folder))
 
 
-def description(folder: str) -> dict[str, Any]:
+def description(folder: str, limit: int = MAX_DESCRIPTION) -> dict[str, Any]:
     """What `describe` has written; a `ValueError` or an `OSError` if it is not there as it was."""
     path = os.path.join(folder, DESCRIPTION)
-    data = read(path, MAX_DESCRIPTION)
+    data = read(path, limit)
     with contextlib.suppress(ValueError, RecursionError):
         match json.loads(data):
             case {"sha256": str(sha256), "content": {**content}} if sha256 == digest(content):
@@ -80,11 +82,11 @@ def write(path: str, *pieces: Any) -> int:
 
 def opened(path: str) -> io.FileIO:
     """A regular file to be read; a `ValueError` if it is none. It follows no link, and waits for nothing."""
-    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
         raise ValueError(f"{os.path.basename(path)!r} is not a file")
-    return file
+    return io.FileIO(number, "rb")
 
 
 def read(path: str, limit: int) -> bytes:
@@ -95,17 +97,37 @@ def read(path: str, limit: int) -> bytes:
         return file.readall()
 
 
+@contextlib.contextmanager
+def reported(
+    message: str, kind: type[Exception] = ValueError, also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Errors of reading as one `kind`, but not those that say nothing of the files, such as too many open files."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, *also) as error:
+        if isinstance(error, OSError) and error.errno not in OF_DAMAGE:
+            raise
+        raise kind(f"{message}: {str(error)[:500].rstrip('.')}; use a copy of it.") from error
+
+
+def check_size(path: str, size: int) -> None:
+    """A `ValueError` if there is no file of this size."""
+    with reported(f"{path}: is missing or has changed"), opened(path) as file:
+        if (found := os.fstat(file.fileno()).st_size) != size:
+            raise ValueError(f"{found} bytes instead of {size}")
+
+
 def read_into(path: str, size: int, crc: int, first: int, target: Any) -> None:
     """Read a file of this size and CRC-32, from byte `first` on into `target`; a `ValueError` if it has another."""
     found, at, target, room, after = 0, 0, memoryview(target), memoryview(bytearray(PIECE)), first + len(target)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(path) as file:
-        while True:
+    with reported(f"{path}: is missing or has changed"), opened(path) as file:
+        while at <= size:
             piece = target[at - first :] if first <= at < after else room[: first - at if at < first else PIECE]
             if not (count := file.readinto(piece)):
                 break
             at, found = at + count, zlib.crc32(piece[:count], found)
-    if [at, found] != [size, crc]:
-        raise ValueError(f"{path}: is missing or has changed; use a copy of it.")
+        if [at, found] != [size, crc]:
+            raise ValueError("its CRC-32 differs")
 
 
 def make(path: str) -> None:
@@ -143,6 +165,7 @@ def lock(folder: str, locks: contextlib.ExitStack) -> bool | None:
         return False
     except OSError:
         return None
+    locks.callback(fcntl.flock, file, fcntl.LOCK_UN)  # closing it leaves the lock to processes that were forked
     if not os.path.samestat(os.stat(folder), os.fstat(file)):
         raise FileNotFoundError(folder)
     return True

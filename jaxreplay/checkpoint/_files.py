@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 from jaxreplay._common import files
@@ -150,15 +149,9 @@ def _is_ours(part: str) -> bool:
     return files.DESCRIPTION in names or all(re.fullmatch(OURS, name) for name in names)
 
 
-@contextlib.contextmanager
-def reported(folder: str) -> Iterator[None]:
-    """Errors of reading as `Damaged`, but not those that say nothing of the files, such as too many open files."""
-    try:
-        yield
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) and error.errno not in files.OF_DAMAGE:
-            raise
-        raise Damaged(f"{folder}: the checkpoint is damaged: {str(error)[:500]}; use a copy of it.") from error
+def reported(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Errors of reading as `Damaged`."""
+    return files.reported(f"{folder}: the checkpoint is damaged", Damaged)
 
 
 def description(folder: str) -> dict[str, Any]:

@@ -82,7 +82,10 @@ def as_numbers(tree: Any) -> Any:
 
 
 def as_number(path: Any, leaf: Any) -> np.ndarray:
-    array = xla.on_host(leaf)
+    try:
+        array = xla.on_host(leaf)
+    except (RuntimeError, TypeError) as error:  # of a deleted array, or of keys
+        raise ValueError(f"leaf {jax.tree_util.keystr(path)}: {error}") from error
     if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
         raise ValueError(f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; encode it.")
     return array

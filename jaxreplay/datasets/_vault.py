@@ -4,6 +4,7 @@ A vault is a folder with `metadata.json` and one Zarr array [B, T, ...] per leaf
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxreplay._common import files
-from jaxreplay.datasets._rows import NAMES, Steps, check_rows
+from jaxreplay._common import checks, files
+from jaxreplay.datasets._rows import NAMES, Steps, as_numbers, check_rows
 
 FLAGS = ("terminated", "truncated", "done", "dones", "terminal", "terminals", "truncation", "truncations")
 
@@ -62,21 +63,27 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
         kvstore = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{name}/"}
         return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
 
-    def read(path: Any, _: Any) -> np.ndarray:
-        return np.swapaxes(opened("".join(f"{x.key}." for x in path))[:, :length].read().result(), 0, 1)
-
-    try:
+    with files.reported(f"{folder}: is no vault with a metadata.json, or damaged", also=files.OF_STRANGERS):
         structure = json.loads(files.read(os.path.join(folder, "metadata.json"), 2**24))["structure_shape"]
         length = int(opened("vault_index")[0].read().result())
-        rows = jax.tree.map_with_path(read, structure)
-    except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder}: is no vault with a metadata.json, or damaged: {str(error)[:300]}") from error
+        paths = [path for path, _ in jax.tree.leaves_with_path(structure)]
+        views = [opened("".join(f"{x.key}." for x in path))[:, :length] for path in paths]
+        chunks = [math.prod(x.chunk_layout.read_chunk.shape) for x in views]
+        num_bytes = sum(
+            max(x.size, chunk) * x.dtype.numpy_dtype.itemsize for x, chunk in zip(views, chunks, strict=True)
+        )
+        if num_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise ValueError(f"{num_bytes:,} bytes do not fit in the memory of this machine")
+        arrays = [np.swapaxes(x.read().result(), 0, 1) for x in views]
+        rows = as_numbers(jax.tree.unflatten(jax.tree.structure(structure), arrays))
+        checks.leading_axes(rows, 2, "a vault")
     given = dict(names or {})
     if not {*given.values()} <= rows.keys():
         raise ValueError(f"names={given}: the vault has {', '.join(rows)}.")
     rows = {x: rows[x] for x in rows if x not in given.values()} | {x: rows[given[x]] for x in given}
     # [T, B, agents] each; one agent if a flag is of the whole environment.
-    flags = [[x.reshape(*x.shape[:2], -1) != 0 for x in jax.tree.leaves(rows[name])] for name in FLAGS if name in rows]
+    found = [jax.tree.leaves(rows.get(name)) for name in FLAGS]
+    flags = [[x.reshape(*x.shape[:2], -1) != 0 for x in agents] for agents in found if agents]
     if not flags:
         raise ValueError(f"{folder}: has no flag of ends, only {', '.join(rows)}; give the one that is, as terminated.")
     ends = np.all(sum(np.concatenate(agents, axis=2) for agents in flags), axis=2)

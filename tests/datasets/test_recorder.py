@@ -1,21 +1,29 @@
 """Recordings: what is loaded is what was added, whatever happened to those who recorded it."""
 
 import contextlib
+import enum
 import errno
+import functools
+import io
 import itertools
+import json
 import os
+import pathlib
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from faults import Child, Fails, check_durable, damaged, full_disk, hooked, recorded
+from faults import LONG, OPENS, Child, Fails, check_durable, damaged, full_disk, hooked, in_time, recorded, refuse, tree
 from helpers import interruptible, rarely, rejects
 
 import jaxreplay as jr
@@ -115,8 +123,8 @@ def test_damage_is_named_and_other_parts_are_read(tmp_path):
         for _ in damaged(part / "again.npy"):
             rejects(str(part / "again.npy"), jr.datasets.load, tmp_path)
             check_numbered(jr.datasets.load(tmp_path, stop=first), least=first)
-    shutil.rmtree(part)
-    rejects(str(part), jr.datasets.load, tmp_path)
+    shutil.rmtree(parts[1])
+    rejects(str(parts[1]), jr.datasets.load, tmp_path)
 
 
 def test_what_is_refused_leaves_everything_as_it_was(tmp_path):
@@ -138,35 +146,52 @@ def test_what_is_refused_leaves_everything_as_it_was(tmp_path):
     assert check_numbered(jr.datasets.load(tmp_path / "run")) == 15
     rejects("stop=16: must be an integer from 0 to 15", jr.datasets.load, tmp_path / "run", stop=16)
     rejects("is a URL", jr.datasets.Recorder, "gs://bucket/run")
-    for name, content in (("notes.txt", "mine"), ("description.json", '{"a": 1}')):
+    for name, content in (("notes.txt", "mine"), ("part_0", '{"a": 1}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(content)
         for call in (jr.datasets.Recorder, jr.datasets.load):
-            rejects("holds no recording|of another program", call, tmp_path / name)
+            rejects("holds no recording", call, tmp_path / name)
         assert os.listdir(tmp_path / name) == [name]
     rejects("holds no recording", jr.datasets.load, tmp_path / "nothing")
     rejects("notes.txt", jr.datasets.Recorder, tmp_path / "notes.txt" / "notes.txt", error=NotADirectoryError)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, rarely(errno.EMFILE), rarely(errno.ENOSPC)])
-def test_an_error_at_each_call_of_a_recorder(tmp_path, number):
-    """The block raises it; what was there before remains, and the next recorder goes on."""
-    record(tmp_path / "old", numbered(0, 10))
-    for first in range(100):
-        path, fails, raised = tmp_path / str(first), Fails(number, first), None
-        shutil.copytree(tmp_path / "old", path)
+def repeat(call):
+    """Call until no `OSError` comes; the errors."""
+    refused = []
+    while True:
         try:
-            with hooked(path, fails):
-                record(path, numbered(10, 5), numbered(15, 5), part_bytes=5_000)
+            call()
         except OSError as error:
-            raised = error
-        if not fails.has_failed and raised is None:
-            break
+            refused.append(error)
+        else:
+            return refused
+
+
+@pytest.mark.parametrize(("number", "more"), [(errno.EMFILE, 20), rarely((errno.EACCES, 0)), rarely((errno.ENOSPC, 5))])
+def test_a_call_that_fails_adds_nothing_and_the_next_one_all(tmp_path, number, more):
+    """The call of the system and `more` after it fail, in the background too. Each `add` is repeated."""
+    record(tmp_path / "old", numbered(0, 10))
+    refused = []
+    for first in itertools.count():
+        path, fails, recorder = tmp_path / str(first), Fails(number, first, more), contextlib.nullcontext()
+        shutil.copytree(tmp_path / "old", path)
+        with hooked(path, fails, [*OPENS, (os, "mkdir"), (os, "rename")]), contextlib.suppress(OSError):
+            recorder = jr.datasets.Recorder(path, part_bytes=20_000)
+            for at in range(10, 50, 8):
+                refused += repeat(functools.partial(recorder.add, *numbered(at, 8)))
+            refused += repeat(recorder.flush)
+            assert check_numbered(jr.datasets.load(path)) == 50
+        with recorder:
+            pass
         length = check_numbered(jr.datasets.load(path), least=10)
-        assert length == 20 if raised is None else raised.errno == number
         record(path, numbered(length, 5))
         assert check_numbered(jr.datasets.load(path)) == length + 5
-    assert first > 10
+        if not fails.has_failed:
+            break
+    assert first > 30
+    assert {error.errno for error in refused} == {number}
+    assert len(refused) > 10
 
 
 def test_a_full_disk(tmp_path):
@@ -177,7 +202,7 @@ def test_a_full_disk(tmp_path):
     with full_disk(2**20):
         for call in (recorder.flush, recorder.flush, lambda: recorder.add(*numbered(1_100, 1)), recorder.__exit__):
             rejects("run: cannot record: .*File too large", call, error=OSError)
-    assert sorted(os.listdir(path)) == ["description.json", "part_00000000"]
+    assert os.listdir(path) == ["part_00000000"]
     assert check_numbered(jr.datasets.load(path)) == 100
     record(path, numbered(100, 500))
     assert check_numbered(jr.datasets.load(path)) == 600
@@ -190,8 +215,6 @@ def test_a_part_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     named, parts = check_durable(events, str(path), "part.new"), sorted(map(str, path.glob("part_*")))
     assert [events[i][2] for i in named] == parts
     assert len(parts) > 2
-    moved = [("replace", f"{part}/description.json", f"{path}/description.json") for part in parts]
-    assert [events[i + 2][:3] for i in named] == moved
 
 
 def record_for_ever(path, connection):
@@ -226,7 +249,6 @@ def test_recorders_that_are_killed_at_random_moments(tmp_path, children, each):
         least = child.last["durable" if number == signal.SIGKILL else "added"]
         assert check_numbered(jr.datasets.load(path), least) <= max(child.last["begun"], child.last["durable"])
         torn += (path / "part.new").exists()
-        files.description(str(path))
     assert torn or each < 10
 
 
@@ -234,3 +256,217 @@ def test_a_recording_without_streams(tmp_path):
     with jr.datasets.Recorder(tmp_path / "run") as recorder:
         recorder.add({"x": np.zeros((3, 0))}, np.zeros((3, 0), bool))
     assert jr.datasets.load(tmp_path / "run").ends.shape == (3, 0)
+
+
+def test_threads_record_whole_calls_in_one_piece(tmp_path):
+    """Rows are numbered within their call, and all leaves of a row are of one call."""
+
+    def add(thread):
+        for call in range(thread * 1_000, thread * 1_000 + 300):
+            calls = np.full((1 + call % 7, 1), call)
+            recorder.add({"call": calls, "row": np.arange(len(calls))[:, None], "again": -calls}, calls < 0)
+
+    with in_time(), jr.datasets.Recorder(tmp_path, part_bytes=999) as recorder, ThreadPoolExecutor(3) as pool:
+        [*pool.map(add, range(3))]
+    rows = {name: x[:, 0].tolist() for name, x in jr.datasets.load(tmp_path).rows.items()}
+    began = [i for i, row in enumerate(rows["row"]) if row == 0]
+    calls = [rows["call"][i] for i in began]
+    assert sorted(calls) == [x for x in range(3_000) if x % 1_000 < 300]
+    assert rows["call"] == [-x for x in rows["again"]] == [call for call in calls for _ in range(1 + call % 7)]
+    assert rows["row"] == [row for call in calls for row in range(1 + call % 7)]
+    assert calls != sorted(calls)
+
+
+def test_a_folder_that_is_another_one_is_left_alone(tmp_path):
+    recorder = jr.datasets.Recorder(tmp_path / "run")
+    recorder.add(*numbered(0, 10))
+    shutil.rmtree(tmp_path / "run")
+    rejects("run: cannot record", recorder.flush, error=FileNotFoundError)
+    record(tmp_path / "run", numbered(0, 20))
+    (tmp_path / "run" / "part.new").mkdir()
+    before = tree(tmp_path)
+    for call in (recorder.flush, lambda: recorder.add(*numbered(10, 1)), recorder.__exit__):
+        rejects("the folder is another one now; make a new recorder", call, error=FileNotFoundError)
+    assert tree(tmp_path) == before
+
+
+def test_where_nothing_can_be_written_there_is_no_recorder(tmp_path):
+    record(tmp_path, numbered(0, 10))
+    before = tree(tmp_path)
+    for calls in ([(os, "mkdir")], [(io, "FileIO")]):
+        with hooked(tmp_path, refuse, calls):
+            rejects(f"{tmp_path}: cannot record: .*Read-only", jr.datasets.Recorder, tmp_path, error=OSError)
+    assert tree(tmp_path) == before
+
+
+def test_names_of_leaves_are_names_of_files(tmp_path):
+    """Also where many are long and alike, or differ by case alone."""
+    names = [
+        "\u6f22" * 90,
+        *(f"{'x' * 300}{i}" for i in range(20)),
+        "A",
+        "a",
+        "../a",
+        "..",
+        "",
+        "b/c",
+        "b.c",
+        "b\\c",
+        "ends",
+    ]
+    x = np.arange(3)[:, None]
+    record(tmp_path, ({name: x + i for i, name in enumerate(names)}, x < 0))
+    assert {name: int(x[0, 0]) for name, x in jr.datasets.load(tmp_path).rows.items()} == {
+        name: i for i, name in enumerate(names)
+    }
+    files = [x.name.lower() for x in tmp_path.glob("part_*/*")]
+    assert len({*files}) == len(files) == len(names) + 2
+
+
+def test_a_part_costs_the_same_however_many_there_are(tmp_path):
+    """Of a recording of many parts, few files are read for a few rows."""
+    with jr.datasets.Recorder(tmp_path) as recorder:
+        for at in range(60):
+            recorder.add(*numbered(at, 1))
+            recorder.flush()
+    sizes = [len((tmp_path / f"part_{i:08}" / "description.json").read_bytes()) for i in (1, 59)]
+    assert sizes[1] - sizes[0] <= len("59") * 2
+    opens = []
+    with hooked(tmp_path, lambda _, path: opens.append(path), OPENS[:1]):
+        assert jr.datasets.load(tmp_path, start=30, stop=32).rows["time"][:, 0].tolist() == [30, 31]
+    assert len(opens) < 25
+
+
+@pytest.mark.parametrize("end", ["", "1 / 0", rarely("raise SystemExit(3)")])
+def test_a_program_that_ends_without_the_block_has_recorded_all(tmp_path, end):
+    program = f"""if True:
+        import jax, sys, numpy as np, jaxreplay as jr
+        recorder = jr.datasets.Recorder(sys.argv[1], part_bytes=500)
+        x = np.arange(100)[:, None]
+        recorder.add({{"x": x}}, x < 0)
+        {end}"""
+    subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, timeout=LONG)
+    assert jr.datasets.load(tmp_path).rows["x"][:, 0].tolist() == [*range(100)]
+
+
+def end_without_a_block(path, _):
+    kept = globals()["kept"] = jr.datasets.Recorder(path)
+    kept.add(*numbered(0, 10))
+
+
+def test_a_process_that_ends_without_the_block_has_recorded_all(tmp_path, children):
+    assert Child(children, end_without_a_block, tmp_path).ended() == 0
+    assert check_numbered(jr.datasets.load(tmp_path)) == 10
+
+
+def test_a_recorder_that_is_forgotten_has_recorded_all(tmp_path):
+    for at in range(0, 60, 20):
+        jr.datasets.Recorder(tmp_path, part_bytes=5_000).add(*numbered(at, 20))
+    assert check_numbered(jr.datasets.load(tmp_path)) == 60
+
+
+def fork_inside(path, _):
+    """The child cannot use the recorder. It neither unlocks the folder, nor keeps it locked after the block."""
+    with jr.datasets.Recorder(path) as recorder:
+        recorder.add(*numbered(0, 10))
+        theirs, ours = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for call in (lambda: recorder.add(*numbered(10, 1)), recorder.flush):
+                rejects("its recorder was forked", call, error=RuntimeError)
+            recorder.__exit__()
+            os.write(ours, b"done")
+            signal.pause()
+        os.close(ours)
+        assert os.read(theirs, 4) == b"done"
+        rejects("another recorder writes to it", jr.datasets.Recorder, path)
+        recorder.add(*numbered(10, 5))
+    record(path, numbered(15, 5))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_a_recorder_belongs_to_its_process(tmp_path, children):
+    assert Child(children, fork_inside, tmp_path).ended() == 0
+    assert check_numbered(jr.datasets.load(tmp_path)) == 20
+
+
+def test_a_first_add_that_fails_leaves_the_recorder_as_new(tmp_path):
+    x, ends, deleted = np.zeros((3, 1)), np.zeros((3, 1), bool), jnp.zeros((3, 1))
+    deleted.delete()
+    with jr.datasets.Recorder(tmp_path) as recorder:
+        for key in (np.int64(1), float("inf"), frozenset("a"), enum.Enum("Kind", "A").A, (1, np.int64(2))):
+            rejects(r"leaf \['a'\]\[.*\]: its keys cannot", recorder.add, {"a": {key: x}, "b": x}, ends)
+        rejects(r"leaf \['a'\]: .*sort", recorder.add, {"a": {1: x, "b": x}, "b": x}, ends)
+        rejects(r"leaf \['b'\]: .*key", recorder.add, {"a": x, "b": jax.random.split(jax.random.key(0), (3, 1))}, ends)
+        rejects(r"leaf \['a'\]: .*deleted", recorder.add, {"a": deleted}, ends)
+        recorder.add({("a", 1): x[:0]}, ends[:0])
+    steps = jr.datasets.load(tmp_path)
+    assert bits(steps.rows) == bits({("a", 1): x[:0]})
+    record(tmp_path, ({("a", 1): x}, ends))
+    assert bits(jr.datasets.load(tmp_path)) == bits(jr.datasets.Steps({("a", 1): x}, ends))
+
+
+def test_each_byte_counts(tmp_path):
+    x = np.arange(4)[:, None]
+    record(tmp_path, ({"x": x}, x < 0))
+    files = [x for x in tmp_path.rglob("*") if x.is_file()]
+    for file in files:
+        content = file.read_bytes()
+        for at in range(len(content)):
+            file.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+            rejects("part_00000000", jr.datasets.load, tmp_path)
+        file.write_bytes(content)
+    assert len(files) == 3
+
+
+@pytest.mark.parametrize("kind", [os.mkdir, os.mkfifo, lambda path: os.symlink(f"{path}.old", path)])
+@pytest.mark.parametrize("name", ["", "description.json", "again.npy"])
+def test_what_is_no_file_or_folder_is_not_read(tmp_path, kind, name):
+    record(tmp_path, numbered(0, 10))
+    path = tmp_path / "part_00000000" / name
+    os.rename(path, f"{path}.old")
+    kind(path)
+    rejects("part_00000000", jr.datasets.load, tmp_path)
+
+
+DEEP = 10**5
+HOSTILE = {
+    "recording": [2, None],
+    "rows": ["(" * DEEP, "[" * 90 + "]" * 90, "-" * DEEP + "1", "print()", "{[]: 'time'}", "['time']", "{", 5],
+    "first": [-1, 10**9, 2**63, 0.0, "0", None],
+    "length": [-1, 11, 2**62, 10.0, "10", None],
+    "types.time": [["O", [3]], ["V8", [3]], ["i4,i4", [3]], ["int64", [2**62]], ["int64", [-3]], ["no", [3]], 7],
+    "types.ends": [["bool", []], ["bool", [2**60]], ["bool", ["3"]], ["uint8", [4]]],
+    "files.time": [[2**60, 1], [368.0, 1], [368], [368, "1"], None, "ab"],
+    "more": [1],
+}
+
+
+def test_descriptions_of_strangers(tmp_path):
+    """They are refused in little memory, and nothing is written outside of a recording."""
+    record(tmp_path / "run", numbered(0, 10))
+    part = str(tmp_path / "run" / "part_00000000")
+    content = files.description(part)
+    changed = [
+        json.loads(json.dumps(content).replace("time", name)) for name in ("../time", "/time", "a/b", "\\u0000", "")
+    ]
+    for place, values in HOSTILE.items():
+        outer, _, inner = place.partition(".")
+        changed += [content | {outer: content[outer] | {inner: x} if inner else x} for x in values]
+    changed += [{name: content[name] for name in content if name != missing} for missing in content]
+    changed += [b"[" * DEEP, b"\xff", b"{}", b"null"]
+    tracemalloc.start()
+    for one in changed:
+        if isinstance(one, bytes):
+            pathlib.Path(part, "description.json").write_bytes(one)
+        else:
+            files.describe(part, one)
+        before = tree(tmp_path)
+        for call in (jr.datasets.load, jr.datasets.Recorder):
+            if not (call is jr.datasets.Recorder and one == content | {"first": 10**9}):
+                rejects(part, call, tmp_path / "run")
+        assert tree(tmp_path) == before
+    assert tracemalloc.get_traced_memory()[1] < 5e7
+    tracemalloc.stop()
+    assert len(changed) > 50

@@ -66,16 +66,66 @@ def test_a_vault_of_several_agents(vaults):
     assert np.flatnonzero(steps.ends[:, 0]).tolist() == [5, 11], "an episode ends with its last agent"
 
 
+def make_vault(path, structure, **arrays):
+    """A vault of arrays, or of Zarr's metadata for arrays without a chunk."""
+    path.mkdir()
+    (path / "metadata.json").write_text(json.dumps({"structure_shape": structure}))
+    for name, x in arrays.items():
+        base = {"driver": "file", "path": f"{path}/"}
+        kvstore = {"driver": "ocdbt", "base": base, "path": name.replace("__", ".") + ("." * (name != "vault_index"))}
+        spec = {"driver": "zarr", "kvstore": kvstore, "create": True}
+        if isinstance(x, dict):
+            tensorstore.open(spec | {"metadata": x}).result()
+        else:
+            tensorstore.open(spec, dtype=x.dtype, shape=x.shape).result()[...] = x
+    return path
+
+
+def zarr(*shape, dtype="|b1", chunk=3):
+    return {"shape": [*shape], "chunks": [1, chunk], "dtype": dtype}
+
+
+DONE, THREE, HUGE = np.array([[False, True, False]]), np.array([3], np.int32), 2**50
+
+
 def test_an_episode_of_agents_with_leaves_of_their_own_ends_with_the_last(tmp_path):
     structure = {"done": {"first": "(1, 3)", "second": "(1, 3)"}}
-    (tmp_path / "metadata.json").write_text(json.dumps({"structure_shape": structure}))
-    first, second = np.array([[False, True, False]]), np.array([[False, True, True]])
-    arrays = {"done.first./": first, "done.second./": second, "vault_index/": np.array([3], np.int32)}
-    for name, x in arrays.items():
-        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{tmp_path}/"}, "path": name}
-        spec = {"driver": "zarr", "kvstore": store, "create": True}
-        tensorstore.open(spec, dtype=x.dtype, shape=x.shape).result()[...] = x
-    assert jr.datasets.from_vault(tmp_path).ends[:, 0].tolist() == [False, True, False]
+    both = DONE | [[False, False, True]]
+    path = make_vault(tmp_path / "run", structure, done__first=DONE, done__second=both, vault_index=THREE)
+    assert jr.datasets.from_vault(path).ends[:, 0].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("structure", "arrays", "message"),
+    [
+        ({"done": ""}, {"done": zarr(1, HUGE), "vault_index": np.array([HUGE])}, "do not fit in the memory"),
+        ({"done": ""}, {"done": zarr(HUGE, 3)}, "do not fit in the memory"),
+        ({"done": ""}, {"done": zarr(1, 3, chunk=HUGE)}, "do not fit in the memory"),
+        ({"done": ""}, {"vault_index": np.array([-1])}, "interval"),
+        ({"done": ""}, {"vault_index": np.array([4])}, "OUT_OF_RANGE"),
+        ({"done": ""}, {"vault_index": np.array([np.nan])}, "NaN"),
+        ({"done": ""}, {"vault_index": np.array(3)}, "dimension"),
+        ({"done": ""}, {"done": DONE[0]}, "dimension"),
+        ({"done": "", "x": ""}, {"x": np.zeros((2, 3))}, "leading axes"),
+        ({"done": ""}, {"done": zarr(1, 3, dtype="|S3")}, "numbers or bools"),
+        (["done"], {}, "SequenceKey"),
+        (None, {}, "no arrays"),
+        ({"done": None}, {}, "no arrays"),
+        ({"done": None, "x": ""}, {"x": DONE}, "no flag of ends"),
+        ({"../done": ""}, {}, "NOT_FOUND"),
+        ({"\udcff": ""}, {}, "str"),
+    ],
+)
+def test_vaults_of_strangers(tmp_path, structure, arrays, message):
+    path = make_vault(tmp_path / "run", structure, **{"done": DONE, "vault_index": THREE} | arrays)
+    rejects(f"{path}: .*{message}", jr.datasets.from_vault, path)
+
+
+def test_structures_of_strangers(tmp_path):
+    path = make_vault(tmp_path / "run", {}, done=DONE, vault_index=THREE)
+    for text in ("[]", "1", "{}", "{" * 10**5, '{"structure_shape": ' + '{"a":' * 10**5 + "1" + "}" * 10**5 + "}"):
+        (path / "metadata.json").write_text(text)
+        rejects(f"{path}: is no vault with a metadata.json, or damaged", jr.datasets.from_vault, path)
 
 
 def test_names_of_ones_own(vaults):

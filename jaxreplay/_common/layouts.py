@@ -174,7 +174,6 @@ class BackendState:
         Use it after `jax.device_put` of a state to another backend.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
           >>> state = buffer.init({"x": np.zeros((3, 2))}).on_this_backend("tpu")
           >>> # An item has two numbers, a row has 128.
           >>> state.storage["x"].rows.shape, state.sampler.tree.fanout

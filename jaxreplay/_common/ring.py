@@ -53,8 +53,7 @@ class Live:
         """Number of slots of all shards that may be drawn, int32 [].
 
         Examples:
-          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(3), capacity=4)
-          >>> int(live.total())
+          >>> int(state.ring.live().total())
           3
         """
         return reduced(jax.lax.psum, self.size, self.axis_name)
@@ -63,8 +62,7 @@ class Live:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
 
         Examples:
-          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4), capacity=4)
-          >>> live.slots(np.array([2])).tolist()
+          >>> state.ring.live().slots(np.array([2])).tolist()
           [2]
         """
         return wrap_excess(self.start + positions, self.capacity)

@@ -152,16 +152,9 @@ class Buffer(Sized, Generic[S]):
             weights and probabilities 0 and indices -1.
 
         Examples:
-          >>> sampler = jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0)
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
-          >>> items = np.array([10, 20, 30, 40])
-          >>> td_errors = np.array([1.0, 0.0, 0.0, 3.0])
-          >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
-          >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
-          >>> sample.items.tolist()  # in proportion to the TD errors: 20 and 30 have priority 0
-          [10, 40, 40, 40]
-          >>> [round(weight, 2) for weight in sample.weights.tolist()]
-          [1.0, 0.33, 0.33, 0.33]
+          >>> sample = buffer.sample(state, key, batch_size=3)
+          >>> sample.items.tolist(), sample.weights.tolist()  # priorities are equal
+          ([10, 20, 30], [1.0, 1.0, 1.0])
         """
         if self.sampler.is_distinct and batch_size > self._num_slots:
             rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
@@ -202,10 +195,6 @@ class Buffer(Sized, Generic[S]):
             PRNG key; or the buffer is empty and the call is eager.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> key = jax.random.key(0)
           >>> first, second = (buffer.epoch(state, key, 2, step=step) for step in range(2))
           >>> sorted(first.items.tolist() + second.items[:1].tolist()), second.weights.tolist()
           ([10, 20, 30], [1.0, 0.0])
@@ -228,9 +217,7 @@ class Buffer(Sized, Generic[S]):
         """Number of batches of an `epoch`, int32 [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
+          >>> int(buffer.num_batches(state, batch_size=2))  # of three items
           2
         """
         batch_size = _sample.check_batch_size(batch_size)
@@ -253,9 +240,7 @@ class Buffer(Sized, Generic[S]):
         """Number of drawable items, int32 [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> int(buffer.size(buffer.add(buffer.init(items), items)))
+          >>> int(buffer.size(state))
           3
         """
         return xla.copy(self._count(state))  # a later call may donate the state
@@ -268,9 +253,6 @@ class Buffer(Sized, Generic[S]):
         """True if the whole storage holds items (or steps), so that the next one that is stored overwrites, bool [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
           (False, True)
         """
@@ -283,10 +265,8 @@ class Buffer(Sized, Generic[S]):
         """Number of slots that `slots` and `handles` number, from 0: the most items (sequences) that may be drawn.
 
         Examples:
-          >>> jr.SequenceBuffer(
-          ...     length=10, num_envs=2, sequence_length=3
-          ... ).num_slots  # 8 starts in each stream
-          16
+          >>> buffer.num_slots, sequences.num_slots  # 4 items; 7 starts in one stream
+          (4, 7)
         """
         return self._num_slots
 
@@ -301,9 +281,7 @@ class Buffer(Sized, Generic[S]):
           state: donated when called eagerly (see the class).
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.clear(buffer.add(buffer.init(items), items)), items + 5)
+          >>> state = buffer.add(buffer.clear(state), items + 5)
           >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
           (3, [4, 5, 6])
         """
@@ -328,12 +306,8 @@ class Buffer(Sized, Generic[S]):
           ValueError: other shapes or dtypes.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = np.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> td_errors = np.array([0.0, 0.0, -2.0, 0.0])
-          >>> state = buffer.update(state, buffer.newest(state, 4), td_errors)
-          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+          >>> state = buffer.update(state, np.array([0, 1, 2]), np.array([0.0, 0.0, -2.0]))
+          >>> buffer.sample(state, key, batch_size=4).items.tolist()
           [30, 30, 30, 30]
         """
         expected = f"one number for each of the {indices.size} indices"
@@ -366,10 +340,7 @@ class Buffer(Sized, Generic[S]):
           ValueError: wrong structure, shape or dtype; the message names the leaf.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 3)
+          >>> handles = np.array([0, 1, 2])
           >>> state = buffer.set(state, handles, items + 1, mask=np.array([True, False, True]))
           >>> buffer.get(state, handles).tolist()
           [11, 20, 31]
@@ -391,10 +362,7 @@ class Buffer(Sized, Generic[S]):
           ValueError: `n` is not a positive integer, or is above `num_slots` (of a `Sharded`, of all shards).
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> buffer.newest(state, 4).tolist()
+          >>> buffer.newest(state, 4).tolist()  # three items were added
           [-1, 0, 1, 2]
         """
         self._check_order("newest")
@@ -411,14 +379,9 @@ class Buffer(Sized, Generic[S]):
           ValueError: `indices` is not a vector of integers.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 3)
-          >>> # Overwrites 10 and 20; no handle names another item instead.
-          >>> state = buffer.add(state, items + 5)
-          >>> buffer.get(state, handles).tolist()
-          [0, 0, 30]
+          >>> state = buffer.add(state, items + 5)  # overwrites 10 and 20
+          >>> buffer.get(state, np.array([0, 1, 2, 3])).tolist()
+          [0, 0, 30, 15]
         """
         return self._read(state, self._slots(state, indices), fill=True)[0]
 
@@ -430,9 +393,7 @@ class Buffer(Sized, Generic[S]):
           ValueError: `slots` is not a vector of integers.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.add(buffer.init(np.zeros(3)), np.array([10.0, 20.0, 30.0]))
-          >>> state = buffer.add(state, np.array([40.0, 50.0]))  # 50 overwrites 10
+          >>> state = buffer.add(state, np.array([40, 50]))  # 50 overwrites 10
           >>> buffer.handles(state, np.arange(5)).tolist()
           [4, 1, 2, 3, -1]
         """
@@ -450,8 +411,6 @@ class Buffer(Sized, Generic[S]):
           ValueError: `indices` is not a vector of integers.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.add(buffer.init(np.zeros(3)), np.array([10.0, 20.0, 30.0]))
           >>> buffer.slots(state, np.array([2, 7])).tolist()  # no item has handle 7 yet
           [2, 4]
         """
@@ -469,10 +428,7 @@ class Buffer(Sized, Generic[S]):
           ValueError: `indices` is not a vector of integers.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = np.array([10.0, 20.0, 30.0])
-          >>> td_errors = np.array([-4.0, 1.0, 0.0])
-          >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
+          >>> state = buffer.update(state, np.array([0, 2]), np.array([-4.0, 0.0]))
           >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1, 2, 3])).tolist()]
           [4.0, 1.0, 0.0, 0.0]
         """
@@ -488,9 +444,6 @@ class Buffer(Sized, Generic[S]):
           ValueError: `indices` is not a vector of integers.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10.0, 20.0, 30.0])
-          >>> state = buffer.add(buffer.init(items), items)
           >>> buffer.age(state, np.array([0, 2, -1])).tolist()
           [2, 0, -1]
         """

@@ -33,11 +33,7 @@ class ItemBuffer(Buffer[S]):
             shape than its `Rn`; or the state does not fit the device.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> rows = {
-          ...     "obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8),
-          ...     "reward": jax.ShapeDtypeStruct((3,), jnp.float32),
-          ... }
+          >>> rows = {"obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8), "reward": np.zeros(3)}
           >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
           >>> int(buffer.size(state)), buffer.get(state, np.array([0]))["obs"].dtype
           (0, dtype('uint8'))
@@ -79,9 +75,6 @@ class ReplayState(State):
       uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.add(buffer.init(items), items)
       >>> isinstance(state, jr.buffers.ReplayState), int(state.ring.size)
       (True, 3)
     """
@@ -112,10 +105,8 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
-      >>> state = buffer.add(state, items + 5)
-      >>> # The oldest, 10 and 20, are overwritten.
+      >>> state = buffer.add(state, items + 5)  # overwrites the oldest, 10 and 20
       >>> buffer.get(state, buffer.newest(state, 4)).tolist()
       [30, 15, 25, 35]
     """
@@ -142,11 +133,10 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items, mask=np.array([True, False, True]))
-          >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
-          [0, 10, 30]
+          >>> state = buffer.init(items)
+          >>> state = buffer.add(state, items, mask=np.array([True, False, True]))
+          >>> buffer.get(state, buffer.newest(state, 2)).tolist()
+          [10, 30]
         """
         rule = f"capacity={self.capacity}; add it in parts, or raise the capacity"
         items, batch_size, mask, td_errors = self._check_batch(state, items, mask, td_errors, self.capacity, rule)

@@ -42,11 +42,9 @@ class ReservoirState(State):
       count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
     Examples:
-      >>> buffer = jr.ReservoirBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.add(buffer.init(items), items, jax.random.key(0))
-      >>> isinstance(state, jr.buffers.ReservoirState), state.count.tolist()
-      (True, [0, 3])
+      >>> reservoir = jr.ReservoirBuffer(capacity=4)
+      >>> reservoir.add(reservoir.init(items), items, key).count.tolist()
+      [0, 3]
     """
 
     handles: jax.Array  # [capacity]
@@ -77,16 +75,12 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
-      >>> buffer = jr.ReservoirBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.init(items)
-      >>> for number in range(50):  # a new key for each call
-      ...     state = buffer.add(
-      ...         state, items + 100 * number, jax.random.fold_in(jax.random.key(0), number)
-      ...     )
-      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
-      >>> # Of all that was added; a ring would hold the last four.
-      >>> max(sample.items.tolist()) < 4900
+      >>> reservoir = jr.ReservoirBuffer(capacity=4)
+      >>> state = reservoir.init(items)
+      >>> for number, new_key in enumerate(jax.random.split(key, 50)):
+      ...     state = reservoir.add(state, items + 100 * number, new_key)
+      >>> # A ring would hold the last four.
+      >>> max(reservoir.get(state, reservoir.handles(state, np.arange(4))).tolist()) < 4900
       True
     """
 
@@ -123,13 +117,10 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
             key.
 
         Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.init(items)
-          >>> for number in range(3):  # a new key for each call
-          ...     state = buffer.add(state, items, jax.random.fold_in(jax.random.key(0), number))
-          >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
-          (4, [0, 9])
+          >>> reservoir = jr.ReservoirBuffer(capacity=2)
+          >>> state = reservoir.add(reservoir.init(items), items, key)  # a new key for each call
+          >>> int(reservoir.size(state)), state.count.tolist()  # stored, and ever added
+          (2, [0, 3])
         """
         most, rule = ring.MAX_CAPACITY, f"{ring.MAX_CAPACITY}; to add none, mask all rows"
         items, batch_size, mask, td_errors = self._check_batch(state, items, mask, td_errors, most, rule)

@@ -40,9 +40,7 @@ class SequenceState(State):
       sequences: the buffer's `sequence_length` and `stride` (static).
 
     Examples:
-      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> steps = np.array([[1], [2], [3]])
-      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
       >>> int(state.rows.size), int(state.ring.size)  # 3 steps hold 2 sequences
       (3, 2)
     """
@@ -98,7 +96,7 @@ class SequenceBuffer(Buffer[SequenceState]):
       >>> steps = np.array([[1], [2], [3]])  # [T, num_envs]
       >>> state = buffer.add(buffer.init(steps), steps)
       >>> state = buffer.add(state, steps + 3)  # overwrites 1 and 2
-      >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # what may be drawn
+      >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # the drawable sequences
       [[3, 4], [4, 5], [5, 6]]
     """
 
@@ -140,9 +138,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             `W` has another shape than its `Rn`; or the state does not fit the device.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> state = buffer.init({"obs": jax.ShapeDtypeStruct((3, 1, 2), jnp.uint8)})  # any T
-          >>> int(buffer.size(state))
+          >>> state = sequences.init({"obs": jax.ShapeDtypeStruct((3, 1, 2), jnp.uint8)})  # any T
+          >>> int(sequences.size(state))
           0
         """
         spec, _ = without_valid(checks.as_spec(steps))
@@ -194,18 +191,15 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: wrong structure, shape or dtype (the message names the leaf), or no `ends` where they are needed.
 
         Examples:
-          >>> sizes = {"length": 4, "num_envs": 1, "sequence_length": 2}
-          >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps = np.array([[1], [2], [3]])
-          >>> ends, key = np.array([[False], [True], [False]]), jax.random.key(0)
-          >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
-          >>> buffer.sample(state, key, batch_size=2).items.tolist()  # 3 is of the next one
+          >>> state, ends = sequences.init(steps), np.array([[False], [True], [False]])
+          >>> state = sequences.add(state, steps, ends=ends)
+          >>> sequences.sample(state, key, batch_size=2).items.tolist()  # 3 starts an episode
           [[1, 2], [1, 2]]
-          >>> buffer = jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
-          >>> # 2 completes [1, 2], then 3 completes [2, 3]; the last row of TD errors has no sequence.
+          >>> buffer = jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(epsilon=0.0))
+          >>> # 2 completes [1, 2] and 3 completes [2, 3]; the last TD error has no sequence.
           >>> td_errors = np.array([[2.0], [0.0], [jnp.nan]])
           >>> state = buffer.add(buffer.init(steps), steps, td_errors=td_errors)
-          >>> buffer.priorities(state, np.array([0, 1])).tolist()
+          >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1])).tolist()]
           [2.0, 0.0]
         """
         steps, flags = self._check_rollout(state, steps, ends, drawable)
@@ -243,9 +237,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         """Maximum number of sequences of a stream that `num_steps` steps complete: the K of `add(td_errors=)`.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=4, stride=2)
-          >>> buffer.completed(3)
-          2
+          >>> sequences.completed(3)
+          3
         """
         return (num_steps - 1) // self.stride + 1
 
@@ -266,12 +259,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: windows "any" or "cut" without `gaps`, with `mask` or without; or `mask` has another shape.
 
         Examples:
-          >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
-          >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps, ends = np.array([[1], [2], [3]]), np.zeros((3, 1), bool)
-          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps, ends=ends))
-          >>> state = buffer.add(state, steps + 100, ends=ends)  # environments were reset
-          >>> buffer.get(state, buffer.newest(state, 4)).tolist()
+          >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
+          >>> state = sequences.end_streams(state)  # the environments were reset
+          >>> state = sequences.add(state, steps + 100, ends=ends)
+          >>> sequences.get(state, sequences.newest(state, 4)).tolist()
           [[1, 2], [2, 3], [101, 102], [102, 103]]
         """
         closed = checks.check_mask(jnp.ones(self.num_envs, bool) if mask is None else mask, (self.num_envs,))
@@ -312,12 +303,9 @@ class SequenceBuffer(Buffer[SequenceState]):
             a vector of integers.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
-          >>> steps = np.array([[1], [2], [3]])
-          >>> ends, key = np.array([[False], [False], [True]]), jax.random.key(0)
-          >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
-          >>> items, count = buffer.later(state, key, buffer.newest(state, 2), law="last")
-          >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
+          >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
+          >>> later, count = sequences.later(state, key, np.array([0, 1]), law="last")
+          >>> later.tolist(), count.tolist()  # from rows 1 and 2 to the newest of their episode
           ([3, 3], [2, 1])
         """
         if state.episodes is None:
@@ -335,10 +323,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         """Number of steps stored in all streams, int32 []; `size` is the number of drawable sequences.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> steps = np.array([[1], [2], [3]])
-          >>> state = buffer.add(buffer.init(steps), steps)
-          >>> int(buffer.stored_steps(state)), int(buffer.size(state))
+          >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
+          >>> int(sequences.stored_steps(state)), int(sequences.size(state))
           (3, 2)
         """
         check_once(self, state)

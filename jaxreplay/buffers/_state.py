@@ -115,10 +115,8 @@ class Sized(abc.ABC):
         """True if no item is drawable, bool [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> # `init` ignores the values.
-          >>> bool(buffer.is_empty(buffer.init(np.array([10, 20, 30]))))
-          True
+          >>> bool(buffer.is_empty(state)), bool(buffer.is_empty(buffer.init(items)))
+          (False, True)
         """
         return jnp.logical_not(ring.at_least(self._count(state), 1))
 
@@ -126,9 +124,6 @@ class Sized(abc.ABC):
         """True if at least `batch_size` items are drawable, bool [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
           >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
           (True, False)
         """

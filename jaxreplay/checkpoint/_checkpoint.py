@@ -60,11 +60,8 @@ def save(
         failed, and nobody has called what it returned: nothing is written then, and the next call does.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> state = buffer.init(np.array([10, 20, 30]))
-      >>> finish = jr.save(
-      ...     "run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False
-      ... )
+      >>> run = {"replay": state, "steps": 7}
+      >>> finish = jr.save("run/checkpoint", {"replay": buffer}, run, wait=False)
       >>> finish()  # now it is on the disk
     """
     folder = _files.absolute(path)
@@ -126,9 +123,6 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
         wrote them.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.add(buffer.init(items), items)
       >>> _ = jr.save("run/checkpoint", buffer, state)
       >>> state = jr.restore("run/checkpoint", buffer, like=buffer.init(items))
       >>> buffer.get(state, buffer.newest(state, 3)).tolist()

@@ -51,12 +51,9 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
         method `migrated`.
 
     Examples:
-      >>> old = jr.ReplayBuffer(capacity=4)
-      >>> new = jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
-      >>> items = np.array([10, 20, 30])
-      >>> state = jr.migrate(old, old.add(old.init(items), items), new)
-      >>> # The newest; there is no room for all.
-      >>> new.get(state, new.newest(state, 2)).tolist()
+      >>> new = jr.ReplayBuffer(capacity=2)
+      >>> state = jr.migrate(buffer, state, new)
+      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest items
       [20, 30]
     """
     old, new = shards_of(old_buffer), shards_of(new_buffer)

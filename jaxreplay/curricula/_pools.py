@@ -132,8 +132,6 @@ class DifficultyPools:
         """State with all tasks in normal, in order of their numbers.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
           >>> pools.pool_of(pools.init()).tolist()
           [0, 0, 0, 0]
         """
@@ -160,12 +158,9 @@ class DifficultyPools:
             draw and the call is eager. An eager call waits for the device to check this; under `jit` check `ok`.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
-          >>> tasks, ok = pools.sample(state, jax.random.key(0), 16)
-          >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
+          >>> drawn, ok = pools.sample(state, key, 16)
+          >>> sorted(set(drawn.tolist())), bool(ok)  # task 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
@@ -206,8 +201,6 @@ class DifficultyPools:
           ValueError: other shapes or dtypes.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
           >>> rewards = np.array([[jnp.nan, 1.0], [0.0, 0.0]])
           >>> state, kept = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> # NaN is rejected; task 1 is hard.
@@ -251,10 +244,7 @@ class DifficultyPools:
         """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> pools.pool_of(state).tolist()
           [1, 2, 0, 0]
         """
@@ -265,10 +255,7 @@ class DifficultyPools:
         """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [1.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([1, 0]), rewards)
+          >>> state, kept = pools.update(pools.init(), np.array([1, 0]), np.ones((2, 1)))
           >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
           [1, 0, 0, 1]
         """
@@ -283,10 +270,7 @@ class DifficultyPools:
         `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> numbers = pools.metrics(state)
           >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
           (0.25, 0.5)
@@ -307,10 +291,7 @@ class DifficultyPools:
         """Reset the counts of groups and rollouts to 0.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
@@ -329,13 +310,9 @@ class DifficultyPools:
           ValueError: a fraction is not a number in [0, 1].
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
-          >>> # Task 1 gets another chance.
-          >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)
-          >>> pools.pool_of(state).tolist()
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
+          >>> state = pools.recycle(state, key, hard_fraction=1.0)
+          >>> pools.pool_of(state).tolist()  # task 1 gets another chance
           [1, 0, 0, 0]
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
@@ -369,10 +346,7 @@ class DifficultyPools:
           ValueError: there is not one key per task, or `state` is a stack of states.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """

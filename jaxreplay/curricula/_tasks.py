@@ -33,9 +33,9 @@ class TasksState(layouts.BackendState):
       rejected: int32 [], groups with a task that does not exist or a reward outside [0, 1]; saturates at 2**31 - 1.
 
     Examples:
-      >>> state = jr.Tasks(num_tasks=3).init()
+      >>> state = tasks.init()
       >>> isinstance(state, jr.curricula.TasksState), state.trials.tolist()
-      (True, [0.0, 0.0, 0.0])
+      (True, [0.0, 0.0, 0.0, 0.0])
     """
 
     tree: sum_tree.SumTree
@@ -100,8 +100,8 @@ class Tasks:
         """State with no trials.
 
         Examples:
-          >>> float(jr.sum_tree.total(jr.Tasks(num_tasks=8).init().tree))  # p (1 - p) of 1 / 2
-          2.0
+          >>> float(jr.sum_tree.total(tasks.init().tree))  # four scores p (1 - p) with p = 1 / 2
+          1.0
         """
         state = TasksState(
             tree=sum_tree.init(self.num_tasks),
@@ -135,9 +135,9 @@ class Tasks:
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=3, score=jr.scores.success_band(0.4, 0.6))
-          >>> state, _ = tasks.update(tasks.init(), np.array([0, 2]), np.array([[1.0], [0.0]]))
-          >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
-          [1, 1, 1, 1]
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
+          >>> tasks.sample(state, key, 4)[0].tolist()  # nothing is known of task 2
+          [2, 2, 2, 2]
         """
         total = sum_tree.total(state.tree)
         if not replacement and isinstance(self.score, Thompson):
@@ -184,11 +184,10 @@ class Tasks:
           ValueError: other shapes or dtypes.
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=2)
           >>> rewards = np.array([[1.0, 0.0], [2.0, 0.0]])  # 2 is not in [0, 1]
           >>> state, kept = tasks.update(tasks.init(), np.array([0, 1]), rewards)
           >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
-          ([True, False], [2.0, 0.0], 1)
+          ([True, False], [2.0, 0.0, 0.0, 0.0], 1)
         """
         return _task_lists.padded_update(self._update, state, tasks, rewards, mask)
 
@@ -238,10 +237,9 @@ class Tasks:
         """Each task's mean success rate with the prior, float32 [N].
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=2)
-          >>> state, _ = tasks.update(tasks.init(), np.array([1]), np.array([[0.0, 0.0]]))
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
           >>> tasks.success_rates(state).tolist()
-          [0.5, 0.25]
+          [0.75, 0.25, 0.5, 0.5]
         """
         won, lost = self.prior
         return (state.successes + won) / (state.trials + (won + lost))
@@ -251,7 +249,6 @@ class Tasks:
         """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=4, exploration=0.5)
           >>> tasks.probabilities(tasks.init()).tolist()
           [0.25, 0.25, 0.25, 0.25]
         """
@@ -268,11 +265,9 @@ class Tasks:
         `perplexity`: exp(entropy) of a draw over N: 1 for uniform draws, 1 / N if one task has all the score.
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=4)
-          >>> state, _ = tasks.update(tasks.init(), np.array([0]), np.array([[1.0, 0.0]]))
-          >>> numbers = tasks.metrics(state)
-          >>> float(numbers["tried"]), float(numbers["success"])
-          (0.25, 0.5)
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
+          >>> float(tasks.metrics(state)["tried"]), float(tasks.metrics(state)["success"])
+          (0.5, 0.5)
         """
         tried = state.trials > 0
         count = jnp.sum(tried, dtype=jnp.float32)
@@ -297,10 +292,9 @@ class Tasks:
           ValueError: there is not one key per task, or `state` is a stack of states.
 
         Examples:
-          >>> old, new = jr.Tasks(num_tasks=2), jr.Tasks(num_tasks=3)
-          >>> state, _ = old.update(old.init(), np.array([1]), np.array([[1.0]]))
-          >>> new.remap(state, old_keys="ab", new_keys="bca").trials.tolist()
-          [1.0, 0.0, 0.0]
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
+          >>> tasks.remap(state, old_keys="abcd", new_keys="dcba").trials.tolist()
+          [0.0, 0.0, 2.0, 2.0]
         """
         return self._remap(state, _task_lists.old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 

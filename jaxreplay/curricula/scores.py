@@ -29,9 +29,7 @@ def learnability(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax
     Learnability, section 3) and Rutherford et al. 2024 (No Regrets, section 4).
 
     Examples:
-      >>> jr.scores.learnability(
-      ...     np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0]), 0
-      ... ).tolist()
+      >>> jr.scores.learnability(np.array([1.0, 2.0, 3.0]), np.array([4.0]), 0).tolist()
       [0.1875, 0.25, 0.1875]
     """
     p = successes / trials
@@ -44,8 +42,8 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
     With a successes and b failures, prior included, it is sqrt(a b / ((a + b)^2 (a + b + 1))).
 
     Examples:
-      >>> one, eight = jr.scores.uncertainty(np.array([1.0, 4.0]), np.array([2.0, 8.0]), 0)
-      >>> bool(one > eight)  # the same rate, from fewer trials
+      >>> one, four = jr.scores.uncertainty(np.array([1.0, 4.0]), np.array([2.0, 8.0]), 0)
+      >>> bool(one > four)  # the same rate, from fewer trials
       True
     """
     p = successes / trials
@@ -59,12 +57,9 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
       ValueError: not 0 <= hard < easy <= 1, or a score is negative.
 
     Examples:
-      >>> score = jr.scores.success_band(0.2, 0.8, outside=0.1)
-      >>> [
-      ...     round(float(s), 2)
-      ...     for s in score(np.array([0.5, 1.0, 1.9]), np.array([2.0] * 3), 0)
-      ... ]
-      [1.0, 1.0, 0.1]
+      >>> score = jr.scores.success_band(0.2, 0.8, outside=0.0)
+      >>> score(np.array([0.5, 1.0, 1.9]), np.array([2.0]), 0).tolist()
+      [1.0, 1.0, 0.0]
     """
     return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
 
@@ -99,7 +94,7 @@ class Thompson:
 
     Examples:
       >>> tasks = jr.Tasks(num_tasks=4, score=jr.scores.Thompson(candidates=8))
-      >>> tasks.sample(tasks.init(), jax.random.key(0), 3)[0].shape
+      >>> tasks.sample(tasks.init(), key, 3)[0].shape
       (3,)
     """
 
@@ -115,7 +110,7 @@ class Thompson:
 
         Examples:
           >>> tried, solved = np.full((1, 2), 1e4), np.array([[10.0, 5e3]])
-          >>> jr.scores.thompson.winner(jax.random.key(0), solved, tried, 0).tolist()
+          >>> jr.scores.thompson.winner(key, solved, tried, 0).tolist()
           [1]
         """
         rates = _beta_variates(key, successes, trials - successes)
@@ -142,10 +137,9 @@ def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
       ValueError: other shapes.
 
     Examples:
+      >>> advantages = np.array([[1.0], [-3.0], [2.0], [9.0]])
       >>> ends = np.array([[False], [True], [True], [False]])
-      >>> jr.scores.positive_value_loss(
-      ...     np.array([[1.0], [-3.0], [2.0], [9.0]]), ends
-      ... ).tolist()  # (0.5 + 2) / 2
+      >>> jr.scores.positive_value_loss(advantages, ends).tolist()  # (0.5 + 2) / 2
       [1.25]
     """
     return _mean_of_episodes(jnp.maximum(_checked("advantages", advantages, ends), 0.0), ends)

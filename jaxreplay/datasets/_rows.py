@@ -31,11 +31,10 @@ class Steps(NamedTuple):
       ends: bool [T, 1], True for the last row of an episode.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
-      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> int(buffer.size(buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)))
-      3
+      >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
+      >>> state = sequences.add(sequences.init(data.rows), data.rows, ends=data.ends)
+      >>> int(sequences.size(state))
+      2
     """
 
     rows: dict[str, Any]
@@ -51,11 +50,10 @@ class Steps(NamedTuple):
           ValueError: `sequence_length` is not a positive integer.
 
         Examples:
-          >>> x = np.array([1.0, 2.0, 3.0])
-          >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
-          >>> # Each of the three steps now starts a sequence of 4 rows.
-          >>> steps.padded(4).rows["step"][:, 0].tolist()
-          [True, True, True, False, False, False]
+          >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
+          >>> # Each of the two steps now starts a sequence of 4 rows.
+          >>> data.padded(4).rows["step"][:, 0].tolist()
+          [True, True, False, False, False]
         """
         count = max(checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "rows of a sequence") - 2, 0)
         rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
@@ -137,13 +135,11 @@ def from_arrays(
         left; or, inside an episode, a next observation is not the observation of the next step.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(
-      ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
-      ... )
-      >>> # 4 has no step.
-      >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()
-      ([1.0, 2.0, 3.0, 4.0], [True, True, True, False])
+      >>> ends = {"terminals": [0, 1], "timeouts": [0, 0]}
+      >>> data = jr.datasets.from_arrays(x, x, x, **ends, next_observations=x + 1)
+      >>> # 3 has no step.
+      >>> data.rows["observation"][:, 0].tolist(), data.rows["step"][:, 0].tolist()
+      ([1.0, 2.0, 3.0], [True, True, False])
     """
     numbers = as_numbers({"rewards": rewards, "terminals": terminals, "timeouts": timeouts})
     items = as_numbers({"observations": observations, "actions": actions})
@@ -186,10 +182,9 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
       ValueError: there is no such file, it lacks one of the three arrays, or `from_arrays` rejects them.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 0, 1])
+      >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 1])
       >>> jr.datasets.from_ogbench("walk.npz").rows["step"][:, 0].tolist()
-      [True, True, False]
+      [True, False]
     """
     names = ("observations", "actions", "terminals")
     if not zipfile.is_zipfile(path):
@@ -224,13 +219,10 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
       ValueError: `rows` lacks a leaf, shapes or dtypes are not as above, or `n` or `gamma` is out of range.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(
-      ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
-      ... )
-      >>> batch = jr.datasets.transitions(*steps, n=2, gamma=0.5)
+      >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
+      >>> batch = jr.datasets.transitions(*data, n=2, gamma=0.5)
       >>> batch.Rn.tolist(), batch.In.tolist()  # windows end with the terminated step
-      ([2.0, 3.5, 3.0], [0.25, 0.0, 0.0])
+      ([2.0, 2.0], [0.0, 0.0])
     """
     rows, (length, num_envs) = check_rows(rows)
     ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
@@ -293,19 +285,16 @@ def from_minari(dataset: Any) -> Steps:
         not have one more observation than actions, or no step is left.
 
     Examples:
-      >>> import gymnasium, minari, numpy as np
-      >>> x, box = np.arange(4.0), gymnasium.spaces.Box(0, 9, ())
+      >>> import gymnasium, minari
+      >>> flags = {"terminations": x > 1, "truncations": x < 0}
       >>> episode = minari.data_collector.EpisodeBuffer(
-      ...     observations=x,
-      ...     actions=x[1:],
-      ...     rewards=x[1:],
-      ...     terminations=x[1:] > 2,
-      ...     truncations=x[1:] < 0,
+      ...     observations=np.arange(3.0), actions=x, rewards=x, **flags
       ... )
+      >>> box = gymnasium.spaces.Box(0, 9, ())
       >>> spaces = {"observation_space": box, "action_space": box}
       >>> dataset = minari.create_dataset_from_buffers("walk/made-v0", [episode], **spaces)
       >>> jr.datasets.from_minari(dataset).rows["reward"][:, 0].tolist()
-      [1.0, 2.0, 3.0, 0.0]
+      [1.0, 2.0, 0.0]
     """
     if not hasattr(dataset, "iterate_episodes"):
         raise ValueError(f"dataset={dataset!r}: must be a minari.MinariDataset; load one with minari.load_dataset.")

@@ -103,9 +103,7 @@ def diagnostics(
       ValueError: `buffer` is of another type, `state` does not belong to it, or both a key and a sample are given.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> numbers = jr.diagnostics(buffer, buffer.add(buffer.init(items), items))
+      >>> numbers = jr.diagnostics(buffer, state)
       >>> float(numbers["size"]), float(numbers["fill"])
       (3.0, 0.75)
     """

@@ -38,10 +38,9 @@ class Memory:
       other: bytes of all else: counters, flags, handles, queues.
 
     Examples:
-      >>> frames = {"obs": jax.ShapeDtypeStruct((1, 84, 84), jnp.uint8)}
-      >>> found = jr.memory(jr.ReplayBuffer(capacity=1000), frames, backend="cpu")
-      >>> found.leaves, found.tree
-      ({"['obs']": 7056000}, 0)
+      >>> found = jr.memory(buffer, {"obs": np.zeros((1, 84, 84), np.uint8)}, backend="cpu")
+      >>> found.leaves
+      {"['obs']": 28224}
     """
 
     backend: str
@@ -81,10 +80,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       ValueError: there is no such backend, or as the buffer's `init`.
 
     Examples:
-      >>> rows = {
-      ...     "obs": jax.ShapeDtypeStruct((1, 17), jnp.float32),
-      ...     "reward": jax.ShapeDtypeStruct((1,), jnp.float32),
-      ... }
+      >>> rows = {"obs": np.zeros((1, 17), np.float32), "reward": np.zeros(1, np.float32)}
       >>> jr.memory(jr.ReplayBuffer(capacity=1000), rows, backend="gpu")
       gpu, 1 device                      bytes
       ['obs']        float32[1000, 17]  68,000

@@ -46,7 +46,7 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
     Examples:
       >>> from jaxreplay import testing
       >>> testing.check_buffer(jr.ReplayBuffer(capacity=12), {"x": np.zeros((5, 3))})
-      >>> testing.check_buffer([], {"x": np.zeros((5, 3))})
+      >>> testing.check_buffer([], items)
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """

@@ -106,9 +106,8 @@ class Mixture(Sized):
     Examples:
       >>> online, offline = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)
       >>> buffer = jr.Mixture(buffers=(online, offline), shares=(0.25, 0.75))
-      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items + 500)
-      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 500).tolist()
+      >>> (buffer.sample(state, key, batch_size=4).items > 500).tolist()
       [False, True, True, True]
     """
 

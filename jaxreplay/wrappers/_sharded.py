@@ -57,7 +57,7 @@ class Sharded(Sized, Generic[S]):
       >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
       >>> items = np.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)  # 10 and 20 to the first device
-      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 20).tolist()
+      >>> (buffer.sample(state, key, batch_size=4).items > 20).tolist()
       [False, False, True, True]
     """
 

@@ -46,9 +46,7 @@ class Closed(RuntimeError):
     If an error closed it, that error is the cause (`__cause__`).
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> shared = jr.Shared(buffer, buffer.init(items))
+      >>> shared = jr.Shared(buffer, state)
       >>> shared.close(ValueError("no more episodes"))
       >>> try:
       ...     shared.add(items)

@@ -1,4 +1,4 @@
-"""Buffer: draws, reads and writes, common to all buffers, and what each kind says of its slots and storage."""
+"""Buffer: base of all buffers. It draws, reads and writes items; a subclass defines their slots and storage."""
 
 import abc
 import dataclasses
@@ -19,7 +19,7 @@ from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 @checks.config
 class Buffer(Sized, Generic[S]):
-    """A buffer; subclasses are frozen dataclasses and final. Its items lie in slots, mostly a ring."""
+    """Base of all buffers, which are final frozen dataclasses. Items are in slots, mostly a ring."""
 
     sampler: Sampler = checks.field(check_sampler, default=Uniform())
     count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
@@ -48,7 +48,7 @@ class Buffer(Sized, Generic[S]):
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
-        """An empty buffer for items like these."""
+        """State of an empty buffer for items like these."""
 
     @abc.abstractmethod
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -140,8 +140,8 @@ class Buffer(Sized, Generic[S]):
           batch_size: number of draws.
           beta: exponent of the importance weights, in place of the sampler's; a number in [0, 1], or a traced float [],
             which is clipped (NaN counts as 1). The call waits for a concrete array.
-          max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items. The
-            sampler's law, and with it probabilities and weights, is restricted to these items.
+          max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items.
+            Probabilities and weights are conditional on these items.
 
         Returns:
           `Sample`.
@@ -250,7 +250,7 @@ class Buffer(Sized, Generic[S]):
         return _uses.num_drawable(state.uses, state.ring.size)
 
     def is_full(self, state: S) -> jax.Array:
-        """True if the whole storage holds items (or steps), so that the next one that is stored overwrites, bool [].
+        """True if the storage is full, so that the next stored item (or step) overwrites one, bool [].
 
         Examples:
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
@@ -262,7 +262,7 @@ class Buffer(Sized, Generic[S]):
 
     @property
     def num_slots(self) -> int:
-        """Number of slots that `slots` and `handles` number, from 0: the most items (sequences) that may be drawn.
+        """Number of slots: the maximum number of drawable items (sequences).
 
         Examples:
           >>> buffer.num_slots, sequences.num_slots  # 4 items; 7 starts in one stream
@@ -272,13 +272,10 @@ class Buffer(Sized, Generic[S]):
 
     @calls.method(donates=True)
     def clear(self, state: S) -> S:
-        """An empty buffer with the same storage. Handles go on, so that no earlier one names a new item.
+        """Remove all items and keep the storage. Handles go on, so that no earlier handle names a new item.
 
-        Counters, such as those of updates and the largest priority ever, and replaced settings (`alpha`) stay too. The
-        counts of uses are 0. It costs O(capacity) for the sampler's priorities, and does not touch the items.
-
-        Args:
-          state: donated when called eagerly (see the class).
+        Counters, such as the number of updates and the largest priority ever, and replaced settings (`alpha`) stay too.
+        Counts of uses start at 0 again. Costs O(capacity) for the sampler's priorities, and does not touch the items.
 
         Examples:
           >>> state = buffer.add(buffer.clear(state), items + 5)
@@ -288,22 +285,19 @@ class Buffer(Sized, Generic[S]):
         return dataclasses.replace(state, **self._emptied(state))
 
     def _emptied(self, state: S) -> dict[str, Any]:
-        """The fields that change where all items are forgotten."""
+        """The fields of the state that `clear` changes."""
         sampler = self.sampler.cleared(state.sampler, self._num_slots)
         return {"ring": state.ring.emptied(), "sampler": sampler, "uses": state.uses and state.uses.cleared()}
 
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.
+        """Set the priorities of drawn items by their TD errors, and count uses. `Uniform` and `Recent` set none.
 
         Args:
           state: donated when called eagerly (see the class).
           indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
             occurrence of a handle counts.
           td_errors: float [B], signed or not.
-
-        Raises:
-          ValueError: other shapes or dtypes.
 
         Examples:
           >>> state = buffer.update(state, np.array([0, 1, 2]), np.array([0.0, 0.0, -2.0]))
@@ -335,9 +329,6 @@ class Buffer(Sized, Generic[S]):
             of the stored shapes and dtypes. None leaves a leaf, or a subtree, unchanged.
           mask: bool [B] ([B, sequence_length]), True for rows to write; None for all. Rows of a `TransitionBatch` that
             are not `valid` are not written. Where sequences overlap, the later row of the batch counts.
-
-        Raises:
-          ValueError: wrong structure, shape or dtype; the message names the leaf.
 
         Examples:
           >>> handles = np.array([0, 1, 2])
@@ -375,9 +366,6 @@ class Buffer(Sized, Generic[S]):
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
         Examples:
           >>> state = buffer.add(state, items + 5)  # overwrites 10 and 20
           >>> buffer.get(state, np.array([0, 1, 2, 3])).tolist()
@@ -388,9 +376,6 @@ class Buffer(Sized, Generic[S]):
     @calls.method(rows=("slots",))
     def handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, int [B]; int32 [B], -1 for a slot that is empty or out of range.
-
-        Raises:
-          ValueError: `slots` is not a vector of integers.
 
         Examples:
           >>> state = buffer.add(state, np.array([40, 50]))  # 50 overwrites 10
@@ -407,9 +392,6 @@ class Buffer(Sized, Generic[S]):
         A slot keeps its item until the item is overwritten. Use slots to index an array of your own with a row for each
         slot: `x.at[slots].set(rows, mode="drop")` ignores items that are no longer stored.
 
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
         Examples:
           >>> buffer.slots(state, np.array([2, 7])).tolist()  # no item has handle 7 yet
           [2, 4]
@@ -424,9 +406,6 @@ class Buffer(Sized, Generic[S]):
         and a priority whose p^alpha was clipped is returned clipped. It is 1 with `Uniform` and `Recent`, and if alpha
         is 0.
 
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
         Examples:
           >>> state = buffer.update(state, np.array([0, 2]), np.array([-4.0, 0.0]))
           >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1, 2, 3])).tolist()]
@@ -438,10 +417,7 @@ class Buffer(Sized, Generic[S]):
 
     @calls.method(rows=("indices",))
     def age(self, state: S, indices: jax.Array) -> jax.Array:
-        """`Sample.age` of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
-
-        Raises:
-          ValueError: `indices` is not a vector of integers.
+        """Ages (as `Sample.age`) of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
 
         Examples:
           >>> buffer.age(state, np.array([0, 2, -1])).tolist()

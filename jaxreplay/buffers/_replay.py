@@ -1,4 +1,4 @@
-"""ReplayBuffer: a ring of independent items; and what all buffers of items, one a slot, share."""
+"""ReplayBuffer: a ring of independent items. ItemBuffer: base of the buffers with one item in each slot."""
 
 import math
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ class ItemBuffer(Buffer[S]):
     capacity: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of items kept")
 
     def init(self, items: Any) -> S:
-        """An empty buffer for items like these.
+        """State of an empty buffer for items like these.
 
         Args:
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
@@ -82,11 +82,14 @@ class ReplayState(State):
 
 @checks.config
 class ReplayBuffer(ItemBuffer[ReplayState]):
-    """Replay of independent items; the oldest is overwritten first.
+    """Stores independent items and draws them; the oldest item is overwritten first.
 
     The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
-    Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
-    must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Called eagerly, methods that return a state donate the one they are given: the storage is changed in place, and the
+    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+
+    All methods raise a `ValueError` for an argument that is not as described, and for a state of another buffer or one
+    that was donated. The message names the argument or the leaf.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
@@ -101,7 +104,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
         row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, also where the
         call is eager. Costs about 8 bytes per item. `Recent` is rejected; `Uniform(replacement=False)` needs at most
         2**23 slots.
-      donate: donate the state when `add`, `update` or `set` is called eagerly.
+      donate: donate the state in eager calls.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -128,9 +131,6 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
           td_errors: float [B], signed or not: initial TD errors; NaN or None means unknown. `Uniform` ignores it.
 
         With `axes=2`, [T, num_envs] replaces [B], and 1 <= T * num_envs <= capacity.
-
-        Raises:
-          ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
 
         Examples:
           >>> state = buffer.init(items)

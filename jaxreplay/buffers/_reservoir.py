@@ -1,9 +1,8 @@
 """ReservoirBuffer: a uniform sample of all items ever added.
 
-**Law.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in order.
-After that the k-th item draws j, uniform in [0, k), and takes slot j if it exists. A batch draws the j of all its rows
-at once; if several rows draw the same slot, the last one gets it. Rows added one by one leave the same items, so a
-batch has the law of its rows in sequence.
+**Distribution.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in
+order. After that the k-th item draws j, uniform in [0, k), and takes slot j if it exists. A batch draws the j of all
+its rows at once; if several rows draw the same slot, the last one gets it. Rows added one by one leave the same items.
 
 **Precision.** The number of items has 64 bits and saturates at 2^64 - 1. j is k times a fraction of 64 random bits. So
 each slot is drawn with a probability that differs from 1 / k by at most 2^-64. After 10^12 items that is a relative
@@ -53,16 +52,14 @@ class ReservoirState(State):
 
 @checks.config
 class ReservoirBuffer(ItemBuffer[ReservoirState]):
-    """A uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
+    """Keeps a uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
 
     Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
     probability. It remembers the whole run, while a `ReplayBuffer` keeps the newest items. Fictitious self-play learns
     an average policy from it (Heinrich and Silver 2016, arXiv:1603.01121, section 3). An item's slot says nothing about
     its age.
 
-    The configuration is static and hashable; all arrays live in the `ReservoirState` that the methods take and return.
-    Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
-    must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Configuration, state, donation and errors are as for `ReplayBuffer`.
 
     `Sharded` cuts it into reservoirs of equal capacity, each a sample of its own items. With masks, shards may have
     seen different numbers of items. A reservoir keeps no order: `Sample.age` is -1, and `sample` takes no `max_age`.
@@ -71,8 +68,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the sampling distribution over stored items, `Uniform()` or `Prioritized(...)`.
-      count_updates, max_uses: as for `ReplayBuffer`.
-      donate: donate the state when `add`, `update` or `set` is called eagerly.
+      count_updates, max_uses, donate: as for `ReplayBuffer`.
 
     Examples:
       >>> reservoir = jr.ReservoirBuffer(capacity=4)
@@ -112,9 +108,6 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
             are not added either.
           td_errors: as in `ReplayBuffer.add`.
 
-        Raises:
-          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf); or `key` is not a PRNG
-            key.
 
         Examples:
           >>> reservoir = jr.ReservoirBuffer(capacity=2)

@@ -1,4 +1,4 @@
-"""Sample: a batch of draws, and the checks of a draw."""
+"""Sample: a drawn batch; and the checks of the arguments of a draw."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxreplay.buffers._shards import room, whole_of
 
 @struct.dataclass
 class Sample:
-    """A batch of draws.
+    """A drawn batch.
 
     Attributes:
       items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.

@@ -56,7 +56,7 @@ class SequenceState(State):
 
 @checks.config
 class SequenceBuffer(Buffer[SequenceState]):
-    """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams in lockstep.
+    """Stores steps of `num_envs` streams in lockstep, and draws sequences of `sequence_length` consecutive steps.
 
     A sequence starts at every `stride`-th step, counted from the first step ever added. It can be drawn while all its
     steps are stored: from the addition of its last step until its first step is overwritten. No sequence contains the
@@ -69,7 +69,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     within the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store a flag with each
     row, such as a leaf `step`, that is True if the row holds a step; it also gives `ends`.
 
-    Handles, late updates, samplers and donation work as in `ReplayBuffer`. A handle names a sequence.
+    Handles, late updates, samplers, donation and errors are as for `ReplayBuffer`. A handle names a sequence.
 
     Attributes:
       length: number of steps kept of each stream; length * num_envs is at most 2**29.
@@ -127,7 +127,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 
     def init(self, steps: Any) -> SequenceState:
-        """An empty buffer for steps like these.
+        """State of an empty buffer for steps like these.
 
         Args:
           steps: pytree [T, num_envs, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; T and the
@@ -234,7 +234,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return changed
 
     def completed(self, num_steps: int) -> int:
-        """Maximum number of sequences of a stream that `num_steps` steps complete: the K of `add(td_errors=)`.
+        """Maximum number of sequences that `num_steps` steps of a stream complete: the K of `add(td_errors=)`.
 
         Examples:
           >>> sequences.completed(3)
@@ -244,7 +244,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     @calls.method(rows=("mask",), donates=True)
     def end_streams(self, state: SequenceState, *, mask: jax.Array | None = None) -> SequenceState:
-        """Close streams: the next row of each follows on none that is stored, such as after a run was resumed.
+        """Close streams: the next row of each continues no stored row, such as after a reset of the environments.
 
         Drawn items, handles and priorities stay as they are. From now on no sequence with rows from before and after
         this call can be drawn, so no n-step return or frame stack of a drawn sequence contains both; `later` stays
@@ -278,19 +278,19 @@ class SequenceBuffer(Buffer[SequenceState]):
         law: Literal["uniform", "geometric", "last"] = "uniform",
         gamma: jax.Array | float = 0.99,
     ) -> tuple[Any, jax.Array]:
-        """A later row of the same episode for the first row of each sequence.
+        """Draw a later row of the same episode for the first row of each sequence.
 
         Needs `hindsight`, and costs O(log(length)) a row. The episode consists of its stored rows, up to the row that
         `add(ends=)` flagged, or the newest row. "last" and "uniform" are the strategies "final" and "future" of
         hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5). "geometric" is the
-        discounted law of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach et al.
-        2022, arXiv:2206.07568, section 3).
+        discounted distribution of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach
+        et al. 2022, arXiv:2206.07568, section 3).
 
         Args:
           state: unchanged.
           key: a PRNG key; not used by "last".
           indices: int [B], handles from `Sample.indices`.
-          law: the law of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
+          law: distribution of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
           gamma: the discount of "geometric", in [0, 1]; a number, or a traced float [].
 
         Returns:

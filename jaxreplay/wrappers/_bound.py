@@ -109,7 +109,7 @@ def bind(config: C, state: Any) -> Bound[C]: ...
 
 
 def bind(config: Any, state: Any) -> Any:
-    """The configuration and its state as one pytree, with methods that take no state.
+    """Join a configuration and its state in one pytree, with methods that take no state.
 
     Use it to carry one object through `jit`, `scan` and `vmap`, such as an agent's train state with a replay buffer as
     a field. Its leaves are the leaves of the state. It draws and donates as the buffer does.

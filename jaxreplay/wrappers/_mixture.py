@@ -97,8 +97,8 @@ class Mixture(Sized):
         items of one structure, shape and dtype.
       shares: a positive number for each buffer, normalized to sum 1; None for equal shares.
       weights: "own": the weights that each buffer gives its rows, normalized within the source if at all. "joint":
-        importance weights for the mixture, by `shares`, of the uniform laws over each source's items (see the head of
-        the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. Samplers with a
+        importance weights for the mixture, by `shares`, of uniform distributions over each source's items (see the head
+        of the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. Samplers with a
         `normalize` must agree on it: "batch" divides by the largest weight of the whole batch; None, also if no sampler
         has one, divides by nothing; "global" is refused. The share of a source without items, or without rows in the
         batch, is missing from the mean.
@@ -269,12 +269,12 @@ class Mixture(Sized):
     later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: Parts, source: int, slots: jax.Array) -> jax.Array:
-        """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
+        """Handles in the mixture of the items in `slots`, int [B], of the buffer at `source`; as `Buffer.handles`."""
         source = self._position(state, source)
         return self._names(source, self.buffers[source].handles(self._named(source, state[source]), slots))
 
     def _run(self, name: str, call: calls.Call, state: Parts, arguments: dict[str, Any]) -> Any:
-        """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
+        """Call the method `name` of each shard of each source with all rows; rows of others have handle -1 there."""
         indices = arguments["indices"]
         checks.num_rows(call.rows, arguments, 0)
         source, own = indices % len(self.buffers), indices // len(self.buffers)  # -1 // K is -1

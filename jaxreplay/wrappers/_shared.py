@@ -1,4 +1,4 @@
-"""Shared: one buffer's state for several threads."""
+"""Shared: one buffer that several threads use."""
 
 import contextlib
 import functools
@@ -54,16 +54,12 @@ class Shared:
     **Interrupts.** In the main thread, handlers of signals, such as the one of Ctrl-C, run before or after a call or a
     block of `state`, or while it waits for its turn. So an interrupt loses no state and leaves no lock held.
 
-    Attributes:
-      buffer: a `ReplayBuffer`, `SequenceBuffer`, `ReservoirBuffer`, `Mixture` or `Sharded`.
-      min_size: drawable items needed for the first draw. After that, rows without an item have handle -1, as in
-        `sample` under `jit`.
-
     Args:
-      buffer: the configuration.
+      buffer: a `ReplayBuffer`, `SequenceBuffer`, `ReservoirBuffer`, `Mixture` or `Sharded`.
       state: its state, from `init`, `restore` or the calls of one thread; do not use it again.
       ratio: items drawn for each item added, once `min_size` items are drawable; None for no limit.
-      min_size: at least 1, and no more than the buffer can hold.
+      min_size: drawable items needed for the first draw, from 1 to what the buffer can hold. After that, rows without
+        an item have handle -1, as in `sample` under `jit`.
       slack: how many draws either side may be ahead; at least (ratio * a + d) / 2 for additions of at most a items and
         draws of at most d. None for ratio * a + d, of the largest calls so far.
       added, drawn: counts of an earlier `Shared` with this ratio, to go on from a checkpoint.
@@ -119,7 +115,7 @@ class Shared:
 
     @property
     def slack(self) -> float:
-        """How many draws either side may be ahead now."""
+        """Number of draws that either side may be ahead now."""
         return self._rate_limiter.slack
 
     @property
@@ -138,7 +134,7 @@ class Shared:
         return self._turns.is_closed()
 
     def add(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """The buffer's `add`; waits while the additions are ahead.
+        """Call the buffer's `add`; wait while the additions are ahead.
 
         Args:
           *args, **kwargs: as the buffer's `add` takes them, without the state. For a `Mixture` the source is first. All
@@ -204,7 +200,7 @@ class Shared:
         max_age: jax.Array | int | None = None,
         timeout: float | None = None,
     ) -> Sample:
-        """The buffer's `sample`; waits for the first `min_size` items, and while the draws are ahead.
+        """Call the buffer's `sample`; wait for the first `min_size` items, and while the draws are ahead.
 
         Raises:
           TimeoutError: it has waited `timeout` seconds; nothing was drawn.
@@ -221,7 +217,7 @@ class Shared:
             return self.buffer.sample.dispatch(self.buffer, turn.state, key, batch_size, beta, max_age)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
-        """The buffer's `update`.
+        """Call the buffer's `update`.
 
         Examples:
           >>> shared = jr.Shared(buffer, state)
@@ -233,7 +229,7 @@ class Shared:
             turn.state = self.buffer.update(turn.state, indices, td_errors)
 
     def set(self, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> None:
-        """The buffer's `set`.
+        """Call the buffer's `set`.
 
         Examples:
           >>> shared = jr.Shared(buffer, state)
@@ -245,7 +241,7 @@ class Shared:
             turn.state = self.buffer.set(turn.state, indices, values, mask=mask)
 
     def clear(self) -> None:
-        """The buffer's `clear`. Draws then have no items, handles -1, until some are added; counts for `ratio` go on.
+        """Call the buffer's `clear`. Until items are added, draws have handles -1. The counts for `ratio` go on.
 
         Examples:
           >>> shared = jr.Shared(buffer, state)
@@ -257,7 +253,7 @@ class Shared:
             turn.state = self.buffer.clear(turn.state)
 
     def end_streams(self, *args: Any, **kwargs: Any) -> None:
-        """The buffer's `end_streams`, without the state. For a `Mixture` the source is first.
+        """Call the buffer's `end_streams`. For a `Mixture` the first argument is the source.
 
         Examples:
           >>> shared = jr.Shared(sequences, sequences.init(steps))
@@ -282,7 +278,7 @@ class Shared:
         return int(xla.on_host(size))
 
     def state(self, *, added: int = 0, drawn: int = 0, timeout: float | None = None) -> Turn:
-        """A block that has the state to itself, such as for a whole jitted step or a checkpoint.
+        """A block that alone uses the state, for a whole jitted step or a checkpoint.
 
         All other threads wait until the block ends, so wait for the device in it only to save. Assign the new state to
         `cell.state`. If the block raises an error before that, state and counts are unchanged. After `close` a block
@@ -342,7 +338,7 @@ class Shared:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let all calls that wait, and all later ones, raise `Closed`, caused by `error`. The first call counts.
+        """Close it: calls that wait, and later ones, raise `Closed`, caused by `error`. Only the first call counts.
 
         Examples:
           >>> shared = jr.Shared(buffer, state)

@@ -1,4 +1,4 @@
-"""Levels: prioritized level replay, a buffer of environments to replay."""
+"""Levels: prioritized level replay. A buffer of environment levels, drawn by score and staleness."""
 
 import dataclasses
 import math
@@ -45,7 +45,7 @@ class LevelsState(layouts.BackendState):
 
 @checks.config
 class Levels:
-    """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
+    """Keeps the levels with the highest scores, and draws them by score and staleness (prioritized level replay).
 
     A level is any pytree of arrays, such as the walls of a maze, or a seed. Source: Jiang, Grefenstette and
     Rocktäschel 2021 (Prioritized Level Replay, section 3); with a capacity: Jiang et al. 2021 (Replay-Guided
@@ -54,6 +54,8 @@ class Levels:
 
     P(i) = (1 - staleness) P_S(i) + staleness P_C(i). P_S is proportional to h_i^(1 / temperature), where h is the
     score, or 1 / rank by score. P_C is proportional to the number of insertions and draws since the level's latest.
+
+    All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
 
     Attributes:
       capacity: N, 1 to 2**24.
@@ -84,7 +86,7 @@ class Levels:
     donate: bool = checks.field(checks.check_bool, "donate the state of eager calls", default=True)
 
     def init(self, level: Any) -> LevelsState:
-        """State without levels.
+        """State that holds no levels.
 
         Args:
           level: a level, or a pytree of `jax.ShapeDtypeStruct`; only shapes and dtypes are read.
@@ -106,7 +108,7 @@ class Levels:
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
-        """Insert levels, as if one after the other.
+        """Insert levels, with the result of one insertion after the other.
 
         An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
         the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: one
@@ -122,8 +124,6 @@ class Levels:
         Returns:
           the state; and int32 [B], the slot where each level is now, -1 if it is not stored (any more).
 
-        Raises:
-          ValueError: other structure, shapes or dtypes, or a batch of 0 levels.
 
         Examples:
           >>> state, scores = levels.init(0), np.array([0.1, 0.2, 0.3, 0.4])
@@ -153,7 +153,7 @@ class Levels:
         return state, stored.at[row].set(slots, mode="drop", wrap_negative_indices=False)
 
     def _places(self, state: LevelsState, scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Slots that a batch may take, int32 [M] all different; and the row that each takes in the end, -1 for none."""
+        """Slots that a batch may take, int32 [M], distinct; and the row that each holds in the end, -1 for none."""
         n = self.capacity
         k = jnp.arange(min(n, scores.size), dtype=jnp.int32)
         num_empty = n - state.size
@@ -190,9 +190,6 @@ class Levels:
           scores: number [B]; NaN is ignored, and counted.
           mask: bool [B], True for rows that exist; None for all.
 
-        Raises:
-          ValueError: other shapes or dtypes.
-
         Examples:
           >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.25, 1.0]))
           >>> levels.update(state, np.array([1, 1]), np.array([0.5, 0.75])).scores.tolist()
@@ -221,8 +218,8 @@ class Levels:
           the state; slots, int32 [n], -1 if no level is stored; and the levels, [n, ...].
 
         Raises:
-          ValueError: `n` is not a positive integer, or the state is for another capacity; or no level is stored and the
-            call is eager. An eager call waits for the device to check this; under `jit` slots are -1.
+          ValueError: no level is stored and the call is eager. It waits for the device to check this; under `jit` slots
+            are -1.
 
         Examples:
           >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.0, 0.2]))
@@ -246,7 +243,7 @@ class Levels:
 
     @calls.method()
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
-        """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
+        """Levels in `slots`, int [B], as leaves [B, ...]; arbitrary for slots without a level.
 
         Examples:
           >>> state, slots = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.1, 0.2]))
@@ -257,7 +254,7 @@ class Levels:
 
     @calls.method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
-        """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
+        """True if the next levels are to be drawn here, not made anew, bool []; drawn with `replay_probability`.
 
         Examples:
           >>> bool(levels.replay(levels.init(0), key))
@@ -296,7 +293,7 @@ class Levels:
 
     @calls.method()
     def metrics(self, state: LevelsState) -> dict[str, jax.Array]:
-        """Numbers of a state, float32 [] each.
+        """Numbers of a state for logging, float32 [] by name.
 
         `filled`: fraction of the capacity. `score` and `max_score`: mean and largest score of the stored levels, 0 if
         there are none. `perplexity`: exp(entropy) of a draw over the number of stored levels.

@@ -1,4 +1,4 @@
-"""DifficultyPools: a curriculum over a fixed list of tasks; tasks always or never solved are parked.
+"""DifficultyPools: a curriculum over a fixed list of tasks; it parks tasks that are always or never solved.
 
 These are the difficulty pools of prime-rl (its pull request 2667) as pure functions. A draw, and a group of an update,
 cost O(log N) each.
@@ -42,7 +42,7 @@ def _threshold() -> Any:
 
 @checks.config
 class DifficultyPools:
-    """Samples the tasks to train on: tasks that are sometimes solved.
+    """Draws the tasks to train on: those that are sometimes solved.
 
     A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard
     (`<= hard_threshold`), else normal. Tasks are drawn from normal alone. They move:
@@ -55,6 +55,8 @@ class DifficultyPools:
 
     Normal is never empty. Without thresholds no task is parked. Tasks are numbered 0 to N - 1, one environment after
     the other. Thresholds and rewards are compared in float32.
+
+    All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
 
     Attributes:
       tasks_per_env: number of tasks of each environment; at most 2**24 in all.
@@ -129,7 +131,7 @@ class DifficultyPools:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> PoolsState:
-        """State with all tasks in normal, in order of their numbers.
+        """State with all tasks in the pool normal, in order of their numbers.
 
         Examples:
           >>> pools.pool_of(pools.init()).tolist()
@@ -154,8 +156,8 @@ class DifficultyPools:
           tasks, int32 [n], all -1 if there is no task to draw; and ok, bool [], False in that case.
 
         Raises:
-          ValueError: `n` is not a positive integer, or exceeds `num_tasks` without replacement; or there is no task to
-            draw and the call is eager. An eager call waits for the device to check this; under `jit` check `ok`.
+          ValueError: there is no task to draw and the call is eager, which waits for the device to check this; under
+            `jit` check `ok`. Or `n` exceeds `num_tasks` without replacement.
 
         Examples:
           >>> state, kept = pools.update(pools.init(), groups, rewards)
@@ -196,9 +198,6 @@ class DifficultyPools:
         Returns:
           the state; and kept, bool [G], True for groups to train on. They have rollouts, and are neither rejected nor
           dropped by `online_difficulty_filtering`.
-
-        Raises:
-          ValueError: other shapes or dtypes.
 
         Examples:
           >>> rewards = np.array([[jnp.nan, 1.0], [0.0, 0.0]])
@@ -263,7 +262,7 @@ class DifficultyPools:
 
     @calls.method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
-        """Fractions, float32 [], over all environments and for each `env` by name; 0 if nothing was counted.
+        """Fractions for logging, float32 [] by name, over all environments and for each `env`; 0 for no counts.
 
         `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
         `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped for a mean of 1, or 0.
@@ -304,10 +303,7 @@ class DifficultyPools:
 
         Use it when a run is resumed: `state` may come from other thresholds or fractions. From each pool
         round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
-        normal first, each pool from its oldest. Costs O(N log N).
-
-        Raises:
-          ValueError: a fraction is not a number in [0, 1].
+        normal first, each pool from its oldest. Costs O(N log N). Fractions are numbers in [0, 1].
 
         Examples:
           >>> state, kept = pools.update(pools.init(), groups, rewards)

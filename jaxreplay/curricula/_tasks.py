@@ -56,10 +56,12 @@ def _check_prior(name: str, value: Any) -> tuple[float, ...]:
 
 @checks.config
 class Tasks:
-    """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
+    """Draws the tasks to train on, in proportion to a score of each task's successes and trials.
 
     The methods are those of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a
     task, computes its score, and writes the score into a sum tree. A draw of n tasks costs O(n log N).
+
+    All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
 
     Attributes:
       num_tasks: N, 1 to 2**24. Tasks are numbered 0 to N - 1.
@@ -97,7 +99,7 @@ class Tasks:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> TasksState:
-        """State with no trials.
+        """State in which no task was tried.
 
         Examples:
           >>> float(jr.sum_tree.total(tasks.init().tree))  # four scores p (1 - p) with p = 1 / 2
@@ -130,8 +132,7 @@ class Tasks:
           tasks, int32 [n]; and ok, bool [], False if all scores are 0: then the draw is uniform.
 
         Raises:
-          ValueError: `n` is not a positive integer, or the state is for another number of tasks; or without
-            replacement `n` exceeds `num_tasks`, or the score is `Thompson`.
+          ValueError: without replacement, `n` exceeds `num_tasks`, or the score is `Thompson`.
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=3, score=jr.scores.success_band(0.4, 0.6))
@@ -153,7 +154,7 @@ class Tasks:
         return jnp.where((total > 0) & (coin >= self.exploration), by_score, evenly), total > 0
 
     def _winners(self, rule: Thompson, state: TasksState, key: jax.Array, n: int) -> jax.Array:
-        """Winners of n draws, int32 [n]; with probability `exploration` simply the first candidate."""
+        """Winners of n draws, int32 [n]; the first candidate with probability `exploration`."""
         key, coin_key, choice_key = jax.random.split(key, 3)
         bits = random.random_bits(key, n * rule.candidates)
         drawn = random.random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
@@ -179,9 +180,6 @@ class Tasks:
         Returns:
           the state; and kept, bool [G], True for groups to train on. They have rollouts, and are neither rejected nor
           dropped by `online_difficulty_filtering`.
-
-        Raises:
-          ValueError: other shapes or dtypes.
 
         Examples:
           >>> rewards = np.array([[1.0, 0.0], [2.0, 0.0]])  # 2 is not in [0, 1]
@@ -234,7 +232,7 @@ class Tasks:
 
     @calls.method()
     def success_rates(self, state: TasksState) -> jax.Array:
-        """Each task's mean success rate with the prior, float32 [N].
+        """Mean success rate of each task, prior included, float32 [N].
 
         Examples:
           >>> state, kept = tasks.update(tasks.init(), groups, rewards)
@@ -246,7 +244,7 @@ class Tasks:
 
     @calls.method()
     def probabilities(self, state: TasksState) -> jax.Array:
-        """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
+        """Probability of each task in a draw, float32 [N]; with `Thompson`, the probability to be a candidate.
 
         Examples:
           >>> tasks.probabilities(tasks.init()).tolist()
@@ -259,7 +257,7 @@ class Tasks:
 
     @calls.method()
     def metrics(self, state: TasksState) -> dict[str, jax.Array]:
-        """Numbers of a state, float32 [] each.
+        """Numbers of a state for logging, float32 [] by name.
 
         `tried`: fraction of tasks with a trial. `success`: mean success rate of these, without the prior.
         `perplexity`: exp(entropy) of a draw over N: 1 for uniform draws, 1 / N if one task has all the score.

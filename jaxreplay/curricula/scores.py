@@ -51,7 +51,7 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
 
 
 def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: float = 0.0) -> Score:
-    """A score like pools: `inside` where hard < p < easy, else `outside`; p is the success rate.
+    """Make a score of two values: `inside` if hard < p < easy, else `outside`, where p is the success rate.
 
     Raises:
       ValueError: not 0 <= hard < easy <= 1, or a score is negative.
@@ -82,7 +82,7 @@ class _Band:
 
 @checks.config
 class Thompson:
-    """Thompson draws: of some random tasks, the best by a success rate that is drawn from its posterior.
+    """Thompson sampling: draws the best of some random tasks, by success rates drawn from their posteriors.
 
     For each draw, `candidates` tasks are drawn uniformly, and a success rate of each from its Beta posterior. The task
     whose rate has the highest `score` is chosen. Tasks with few trials have wide posteriors, so they are explored
@@ -102,11 +102,11 @@ class Thompson:
     score: Score = learnability
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
-        """1: candidates are drawn uniformly."""
+        """1, so that candidates are drawn uniformly."""
         return jnp.ones_like(successes)
 
     def winner(self, key: jax.Array, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
-        """Column of the chosen candidate of each row, int32 [n], from counts [n, candidates].
+        """Column of the chosen candidate in each row, int32 [n], from counts [n, candidates].
 
         Examples:
           >>> tried, solved = np.full((1, 2), 1e4), np.array([[10.0, 5e3]])

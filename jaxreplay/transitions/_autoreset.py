@@ -35,7 +35,7 @@ class AutoresetState:
 
 @checks.config
 class NextStepAutoreset:
-    """Converts same-step to next-step autoreset for one environment; map it with `jax.vmap` for more.
+    """Converts an environment from same-step to next-step autoreset; use `jax.vmap` for several environments.
 
     With same-step autoreset, the last step of an episode returns the first observation of the next one. The final
     observation is passed separately (gymnax: `info["final_observation"]`). The stream of observations then lacks the
@@ -85,7 +85,7 @@ class NextStepAutoreset:
     def step(
         self, state: AutoresetState, action: Any, key: jax.Array
     ) -> tuple[AutoresetState, Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Make a step, or start the next episode.
+        """Make a step, or start the next episode if the last call ended one.
 
         Args:
           state: the state from `init` or the last call.

@@ -139,10 +139,7 @@ class TransitionBatch:
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
         """Iterate over the transitions as batches of one; from last to first if `reverse`.
 
-        Invalid rows are skipped, and the batches have `valid` None.
-
-        Raises:
-          ValueError: `valid` is traced.
+        Skips rows that are not `valid`, which must not be traced. The batches have `valid` None.
 
         Examples:
           >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
@@ -207,13 +204,9 @@ def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def rows_to_write(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
-    """Rows to write, bool of `shape`: True where `mask` and all flags found by `without_valid` are True.
+    """Rows to write, bool of `shape`: True where `mask` and all flags found by `without_valid` are; None for all rows.
 
-    Returns:
-      None for all rows, if there are no flags.
-
-    Raises:
-      ValueError: a flag array has another shape or dtype; the message names it.
+    A `ValueError` names an array of flags with another shape or dtype.
     """
     named = valid if mask is None else valid | {"mask": mask}
     flags = [checks.check_mask(flag, shape, name) for name, flag in named.items()]

@@ -1,4 +1,4 @@
-"""Hindsight experience replay: drawn sequences relabelled with goals that were achieved."""
+"""Hindsight experience replay: relabels drawn sequences with goals that were achieved."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

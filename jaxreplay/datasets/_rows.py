@@ -1,4 +1,4 @@
-"""Recorded data as rows of a `SequenceBuffer` or as transitions.
+"""Reads recorded data as rows of a `SequenceBuffer` or as transitions.
 
 Rows are as in `jaxreplay.SequenceBuffer`: each observation once, and one row without a step for the last observation of
 an episode. A data set is one stream, so the buffer has `num_envs=1`.
@@ -106,7 +106,7 @@ def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
 def from_arrays(
     observations: Any, actions: Any, rewards: Any, terminals: Any, timeouts: Any, next_observations: Any = None
 ) -> Steps:
-    """Rows from arrays of N steps, with episodes laid end to end as in D4RL.
+    """Make rows from arrays of N steps, with episodes laid end to end as in D4RL.
 
     An episode ends where it was terminated or timed out. If step N - 1 is neither, its episode is truncated there. The
     last step of a truncated episode has `truncated` True.
@@ -165,7 +165,7 @@ def from_arrays(
 
 
 def from_ogbench(path: str | os.PathLike[str]) -> Steps:
-    """Rows from an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
+    """Read an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
 
     `terminals` marks the last row of an episode, which holds its last observation and no step. All episodes are
     truncated. The file has no rewards; all are 0, to be computed from the observations and a goal. For the rewards of a
@@ -198,7 +198,7 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
 
 
 def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0.99) -> TransitionBatch:
-    """All n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
+    """Extract all n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
 
     They equal the transitions of `jaxreplay.n_step_transitions`, in order of time. A step in the last row of its
     episode, or of the data, has no next observation. Unless it was terminated, it is dropped, and windows end before
@@ -267,7 +267,7 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
 
 
 def from_minari(dataset: Any) -> Steps:
-    """Rows from a `minari.MinariDataset`, episode by episode.
+    """Read a `minari.MinariDataset`, episode by episode.
 
     A Minari episode of T steps has T + 1 observations, which are its rows. It is terminated or truncated according to
     its last step, and truncated if that step has neither flag. Truncations before the last step are ignored. Nested

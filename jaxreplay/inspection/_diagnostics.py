@@ -46,7 +46,7 @@ def diagnostics(
     sample: Sample | None = None,
     thorough: bool = False,
 ) -> Numbers:
-    """Numbers about a buffer and its draws for logging: float32 [] by name, all finite.
+    """Compute numbers about a buffer and its draws for logging: float32 [] by name, all finite.
 
     Works under `jit`, `scan` and `vmap`. The names depend only on the types of the arguments. Undefined numbers, such
     as averages over an empty buffer, are 0. Without `key` and `sample` nothing is drawn:

@@ -66,7 +66,7 @@ class Memory:
 
 
 def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Memory:
-    """Memory of a buffer's state on each device. Nothing is allocated.
+    """Bytes of a buffer's state on each device, without allocating it.
 
     A stack of n states, such as `jax.vmap` over n seeds makes, takes n times as much.
 

@@ -121,11 +121,7 @@ def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, l
 
 
 def load(folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], sharding: Any) -> Any:
-    """An array, on the host or with a sharding: each device then gets its part.
-
-    Raises:
-      Damaged: a file is not as it was written.
-    """
+    """Load an array to the host, or its parts to the devices of a sharding; `Damaged` if a file is not as written."""
     if 0 in chunks.shape:
         return np.zeros(chunks.shape, chunks.dtype)
     num_bytes = math.prod(chunks.chunk) * chunks.dtype.itemsize  # of a chunk, not compressed

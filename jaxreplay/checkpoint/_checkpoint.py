@@ -98,7 +98,7 @@ def save(
 
 
 def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> Any:
-    """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
+    """Read the state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
     A damaged or half-copied checkpoint is named in a warning, and the one before it is restored.
 
@@ -133,11 +133,9 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
 
 
 def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | None = None) -> Any:
-    """`use` applied to the folder and description of the newest checkpoint that is not damaged.
+    """Apply `use` to the folder and description of the newest checkpoint that is not damaged.
 
-    Raises:
-      FileNotFoundError: there is none.
-      ValueError: all are damaged.
+    Raises a `FileNotFoundError` if there is no checkpoint, and a `ValueError` if all are damaged.
     """
     folder, damaged, tried = _files.absolute(path), {}, set()
     while (number := _processes.on_first(lambda: _next(folder, step, tried))) >= 0:
@@ -164,7 +162,7 @@ def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | No
 
 
 def _next(folder: str, step: int | None, tried: set[int]) -> int:
-    """Number of the newest checkpoint of a step that was not tried, -1 if there is none."""
+    """Number of the newest checkpoint of a step that was not tried; -1 if there is none."""
     for number in _files.numbers(folder):
         if number not in tried:
             with contextlib.suppress(_files.Damaged):  # its step is unknown
@@ -259,11 +257,7 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
 
 
 def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
-    """`spec` with each state in the layout of the backend on which it was saved.
-
-    Raises:
-      ValueError: the saved state differs from it.
-    """
+    """`spec` with each state in the layout of the backend that saved it; a `ValueError` if the saved state differs."""
 
     def laid_out(path: Any, node: Any) -> Any:
         if _places.is_state(node):

@@ -1,4 +1,4 @@
-"""The folders of checkpoints, and when one is deleted.
+"""Folders of checkpoints: how they are written, named, read and deleted.
 
 PATH/checkpoint_7/description.json  what was saved, and the size and CRC-32 of each file of its arrays
 PATH/checkpoint_7/arrays/3/         the array of leaf 3 in Zarr's format, as compressed chunks
@@ -31,11 +31,7 @@ class Damaged(ValueError):
 
 
 def absolute(path: str | os.PathLike) -> str:
-    """The absolute path as text.
-
-    Raises:
-      ValueError: `path` is empty, a URL, a checkpoint or in one.
-    """
+    """The absolute path as text; a `ValueError` if `path` is empty, a URL, a checkpoint or in one."""
     path = files.local(path, "a checkpoint")
     outer = os.path.realpath(path)
     while (folder := os.path.dirname(outer)) != outer:
@@ -152,7 +148,7 @@ def _is_ours(part: str) -> bool:
 
 @contextlib.contextmanager
 def reported(folder: str) -> Iterator[None]:
-    """Errors of reading as `Damaged`, but not those that say nothing of the files, such as too many open files."""
+    """Convert errors of reading to `Damaged`, except those that are not about the file, such as too many open files."""
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:

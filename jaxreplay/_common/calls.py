@@ -25,7 +25,7 @@ class Call(NamedTuple):
       donates: the method returns a new state, and donates the old one if `self.donate`, unless it is differentiated.
       rows: names of arguments with a row for each row of a batch. A wrapper gives each part of a state its rows.
       is_batch: rows lie along the last leading axis of a batch for `add`, and not along the first axis.
-      num_rows: name of a static argument, the number of rows of the result, of which each part makes some; "" for none.
+      num_rows: name of a static argument, the number of rows of the result, split over the parts; "" for none.
       before: called first, as before(self, *arguments); returns the checked arguments by position.
       after: called last, as after(self, state, result); returns the result.
     """

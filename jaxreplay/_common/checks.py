@@ -286,7 +286,7 @@ def config(kind: K) -> K:
     """Decorator of a configuration: a frozen dataclass with keyword-only fields and their rules (`field`).
 
     The method `_check_fields`, if there is one, is called last; rules for several fields are there. Fields without a
-    default come first, also those of a subclass. A `TypeError` for positional arguments or unknown names shows the
+    default come first, also fields of a subclass. A `TypeError` for positional arguments or unknown names shows the
     call. `repr` shows the fields that differ from their defaults.
     """
 

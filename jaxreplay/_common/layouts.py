@@ -169,7 +169,7 @@ class BackendState:
     _layouts: ClassVar[dict[str, Callable[[Any, Any, str], Any]]]
 
     def on_this_backend(self, backend: str | None = None) -> Self:
-        """The same state with storages and trees in the layout of `backend`; None for that of its devices.
+        """The same state with storages and trees in the layout of `backend`; None for the backend of its devices.
 
         Use it after `jax.device_put` of a state to another backend.
 

@@ -4,7 +4,7 @@ Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multi
 that leaves room for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle %
 capacity` is the slot even after the numbers wrap. A handle is reused only after `period` insertions, at least 10^9. The
 shards of a buffer share the int32 range: their periods are shorter, and the handles of ring k start at k * period.
-Sources of a mixture share it too: their handles are those of `Ring.named`, modulo a divisor of the period.
+Sources of a mixture share it too: `Ring.named` makes their handles, modulo a divisor of the period.
 """
 
 import dataclasses

@@ -291,7 +291,7 @@ class Buffer(Sized, Generic[S]):
 
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Set the priorities of drawn items by their TD errors, and count uses. `Uniform` and `Recent` set none.
+        """Update the priorities of drawn items from their TD errors, and count uses. `Uniform` and `Recent` have none.
 
         Args:
           state: donated when called eagerly (see the class).

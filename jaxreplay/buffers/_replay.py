@@ -107,7 +107,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
       donate: donate the state in eager calls.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> buffer, items = jr.ReplayBuffer(capacity=4), np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
       >>> state = buffer.add(state, items + 5)  # overwrites the oldest, 10 and 20
       >>> buffer.get(state, buffer.newest(state, 4)).tolist()

@@ -63,7 +63,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     seam between the newest and the oldest step.
 
     **What to store.** A row holds an observation, the action taken there, and the reward and flags that followed. The
-    next observation is that of the next row. The last observation of an episode therefore needs a row of its own,
+    next observation is in the next row. The last observation of an episode therefore needs a row of its own,
     without a step; otherwise a truncated episode has nothing to bootstrap from. Environments that reset in the call
     after an episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Environments that reset
     within the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store a flag with each

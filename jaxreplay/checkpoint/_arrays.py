@@ -36,7 +36,7 @@ def region_of(shape: tuple[int, ...], index: tuple[slice, ...] | None = None) ->
 
 
 class Chunks(NamedTuple):
-    """How an array is cut into chunks; those at its end may be cut off."""
+    """The chunks into which an array is cut; the last ones may be smaller."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -182,7 +182,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _in_threads(function: Callable[..., None], tasks: Iterable[Any], count: int) -> None:
-    """Call a function for each task, in at most `count` threads, of which this is one; returns when all have ended.
+    """Call a function for each task, in at most `count` threads, this one included; return when all have ended.
 
     Plain threads, as executors refuse work while the interpreter ends.
     """

@@ -105,8 +105,8 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
     `Sharded` buffers may have been saved with another number of devices, or without `Sharded`. Their states are then
     those that `migrate` makes of the saved ones.
 
-    An array gets the sharding of its leaf in `like`; else that of the `Sharded` to which it belongs; else it is on the
-    default device. NumPy arrays are restored as JAX arrays, Python numbers as Python numbers.
+    An array gets the sharding of its leaf in `like`; else the sharding of the `Sharded` to which it belongs; else it is
+    on the default device. NumPy arrays are restored as JAX arrays, Python numbers as Python numbers.
 
     Args:
       path: the path passed to `save`.

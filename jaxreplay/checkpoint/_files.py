@@ -109,7 +109,7 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
 
 
 def delete_older(path: str, newest: int, keep: int) -> None:
-    """Delete complete checkpoints but the `keep` newest, of which one is complete for certain."""
+    """Delete complete checkpoints but the `keep` newest, at least one of which is complete for certain."""
     kept = 0
     for number in numbers(path):
         folder, part = folder_of(path, number), folder_of(path, number, PART)

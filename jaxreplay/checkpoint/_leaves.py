@@ -202,7 +202,7 @@ _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
 
 
 def _alone(array: jax.Array) -> jax.Array:
-    """The same array of one device as a new object, so that not the given one caches a copy on the host."""
+    """The same array of one device as a new object; a cached copy on the host then belongs to the new object."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 

@@ -254,7 +254,7 @@ class Levels:
 
     @calls.method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
-        """True if the next levels are to be drawn here, not made anew, bool []; drawn with `replay_probability`.
+        """True if stored levels are to be replayed now, bool []: with `replay_probability`, once enough are stored.
 
         Examples:
           >>> bool(levels.replay(levels.init(0), key))

@@ -131,7 +131,7 @@ class DifficultyPools:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> PoolsState:
-        """State with all tasks in the pool normal, in order of their numbers.
+        """State with all tasks in the normal pool, in order of their numbers.
 
         Examples:
           >>> pools.pool_of(pools.init()).tolist()
@@ -262,7 +262,7 @@ class DifficultyPools:
 
     @calls.method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
-        """Fractions for logging, float32 [] by name, over all environments and for each `env`; 0 for no counts.
+        """Fractions for logging, float32 [] by name, over all environments and for each `env`; 0 without counts.
 
         `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
         `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped for a mean of 1, or 0.

@@ -28,7 +28,7 @@ class TasksState(layouts.BackendState):
       tree: a leaf per task, its score.
       successes: float32 [N], decayed sum of each task's rewards.
       trials: float32 [N], decayed number of its rollouts.
-      last: int32 [N], number of updates before that of its latest group; 0 if it has none.
+      last: int32 [N], number of updates before the update with its latest group; 0 if it has none.
       updates: int32 [], number of updates with a group; saturates at 2**31 - 1.
       rejected: int32 [], groups with a task that does not exist or a reward outside [0, 1]; saturates at 2**31 - 1.
 
@@ -58,7 +58,7 @@ def _check_prior(name: str, value: Any) -> tuple[float, ...]:
 class Tasks:
     """Draws the tasks to train on, in proportion to a score of each task's successes and trials.
 
-    The methods are those of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a
+    It has the methods of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a
     task, computes its score, and writes the score into a sum tree. A draw of n tasks costs O(n log N).
 
     All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
@@ -244,7 +244,7 @@ class Tasks:
 
     @calls.method()
     def probabilities(self, state: TasksState) -> jax.Array:
-        """Probability of each task in a draw, float32 [N]; with `Thompson`, the probability to be a candidate.
+        """Probability of each task in a draw, float32 [N]; with `Thompson`, the probability of being a candidate.
 
         Examples:
           >>> tasks.probabilities(tasks.init()).tolist()

@@ -122,7 +122,7 @@ thompson = Thompson()
 
 
 def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
-    """Mean over the finished episodes of the mean of max(advantage, 0) over their steps, float32 [B].
+    """Regret estimate: the mean over finished episodes of the mean of max(advantage, 0) over their steps, float32 [B].
 
     Source: Jiang et al. 2021 (Replay-Guided Adversarial Environment Design, section 3.2), with generalized advantages.
 
@@ -146,7 +146,7 @@ def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
 
 
 def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) -> jax.Array:
-    """Mean over the finished episodes of the mean of (largest return - value) over their steps, float32 [B].
+    """Regret estimate: as `positive_value_loss`, with (largest return - value) in place of advantages, float32 [B].
 
     Source: Jiang et al. 2021 (Replay-Guided Adversarial Environment Design, section 3.2). It does not depend on the
     agent's present policy as much as `positive_value_loss`.

@@ -74,7 +74,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded`, `DifficultyPools`, `Tasks` or
         `Levels`.
       items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools` and `Tasks`.
-      backend: "cpu", "gpu" or "tpu", which need not be present; None for that of the state that `init` makes.
+      backend: "cpu", "gpu" or "tpu", which need not be present; None for the backend of the state that `init` makes.
 
     Raises:
       ValueError: there is no such backend, or as the buffer's `init`.

@@ -246,7 +246,7 @@ def _adder(buffer: Any) -> Add:
 
 @contextlib.contextmanager
 def rule(text: str, exempt: Collection[str] = ()) -> Iterator[None]:
-    """Convert any error inside to an `AssertionError` that begins with `text`; ignore those of exempt rules."""
+    """Convert any error inside to an `AssertionError` that begins with `text`; ignore errors of exempt rules."""
     try:
         yield
     except Exception as error:

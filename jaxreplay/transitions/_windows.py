@@ -195,7 +195,7 @@ def _powers(x: jax.Array, width: int) -> jax.Array:
 def _products(discount: jax.Array, inside: jax.Array) -> jax.Array:
     """Products of the first 0 to `width` discounts [K, width, E] of windows; `inside` is True in the window.
 
-    A window in which all are equal has the powers, bit for bit. Derivatives are those of the products.
+    A window in which all are equal has the powers, bit for bit. Its derivatives are those of the products.
     """
     products = jnp.pad(jnp.cumprod(discount, axis=1), ((0, 0), (1, 0), (0, 0)), constant_values=1)
     is_equal = jnp.all((discount == discount[:, :1]) | ~inside, axis=1, keepdims=True)

@@ -158,7 +158,7 @@ class Mixture(Sized):
         )
 
     def _specs(self, spec: Any) -> list[Any]:
-        """A spec for each buffer's `init`, from that of the first one."""
+        """A spec for each buffer's `init`, from the spec of the first one."""
         num_axes = whole_of(self.buffers[0])._batch_axes
 
         def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
@@ -180,11 +180,11 @@ class Mixture(Sized):
         return self._changed("add", state, source, items, *args, **kwargs)
 
     def clear(self, state: Parts) -> Parts:
-        """`Buffer.clear` of all sources."""
+        """Remove all items of all sources, as `Buffer.clear`."""
         return tuple(buffer.clear(part) for buffer, part in self._pairs(state))
 
     def end_streams(self, state: Parts, source: int, *, mask: jax.Array | None = None) -> Parts:
-        """`SequenceBuffer.end_streams` of one buffer; the others are unchanged.
+        """Close streams of one buffer, as `SequenceBuffer.end_streams`; the others are unchanged.
 
         Args:
           source: the buffer's position in `buffers`, from 0; a Python integer.
@@ -302,7 +302,7 @@ class Mixture(Sized):
         return state.replace(ring=state.ring.named(len(self.buffers) * shards_of(self.buffers[k]).num_shards))
 
     def _names(self, k: int, handles: jax.Array) -> jax.Array:
-        """Handles in the mixture, from those of source k, K * handle + k; -1 stays."""
+        """Handles in the mixture, from handles of source k, K * handle + k; -1 stays."""
         return jnp.where(handles < 0, -1, len(self.buffers) * handles + k)
 
     def sizes(self, state: Parts) -> tuple[jax.Array, ...]:

@@ -44,7 +44,7 @@ class Sharded(Sized, Generic[S]):
     stream, which is in one shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle
     -1 before the pass ends.
 
-    **Errors** are those of the buffer's methods; and a `ValueError` if rows are not a multiple of D.
+    **Errors** are as in the buffer's methods; and a `ValueError` if rows are not a multiple of D.
 
     Attributes:
       buffer: a `ReplayBuffer`, `ReservoirBuffer` or `SequenceBuffer`. Its `capacity`, or `num_envs`, counts all shards

@@ -57,28 +57,29 @@
 
 Types of states, and all that a sampler needs, are in the modules.
 
-The examples of all docstrings start after these lines. The buffer holds three items with the handles 0, 1 and 2. The
+All examples of docstrings start after the lines below. The buffer holds three items with the handles 0, 1 and 2. The
 three steps are of one environment, within an episode. The rewards are of two groups of two rollouts.
 
->>> import jax
->>> import jax.numpy as jnp
->>> import numpy as np
->>> import jaxreplay as jr
->>> key = jax.random.key(0)
->>> items = np.array([10, 20, 30])
->>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
->>> state = buffer.add(buffer.init(items), items)
->>> steps, ends = np.array([[1], [2], [3]]), np.zeros((3, 1), bool)
->>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
->>> sequences = jr.SequenceBuffer(**sizes, windows="inside", hindsight=True)
->>> x = np.array([1.0, 2.0])
->>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x / 2, S_next=x + 1)
->>> groups, rewards = np.array([0, 1]), np.array([[1.0, 1.0], [0.0, 0.0]])
->>> tasks = jr.Tasks(num_tasks=4)
->>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
->>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
->>> by_score = {"prioritization": "proportional", "temperature": 1.0, "staleness": 0.0}
->>> levels = jr.Levels(capacity=3, **by_score)
+Examples:
+  >>> import jax
+  >>> import jax.numpy as jnp
+  >>> import numpy as np
+  >>> import jaxreplay as jr
+  >>> key = jax.random.key(0)
+  >>> items = np.array([10, 20, 30])
+  >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+  >>> state = buffer.add(buffer.init(items), items)
+  >>> steps, ends = np.array([[1], [2], [3]]), np.zeros((3, 1), bool)
+  >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
+  >>> sequences = jr.SequenceBuffer(**sizes, windows="inside", hindsight=True)
+  >>> x = np.array([1.0, 2.0])
+  >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x / 2, S_next=x + 1)
+  >>> groups, rewards = np.array([0, 1]), np.array([[1.0, 1.0], [0.0, 0.0]])
+  >>> tasks = jr.Tasks(num_tasks=4)
+  >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+  >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+  >>> by_score = {"prioritization": "proportional", "temperature": 1.0, "staleness": 0.0}
+  >>> levels = jr.Levels(capacity=3, **by_score)
 """
 
 import importlib

@@ -127,11 +127,6 @@ def test_example(name, monkeypatch, tmp_path):
     assert not (wrong := run(inspect.getdoc(CALLABLES[name]), name)), wrong
 
 
-def test_the_reference_shows_the_start_of_every_example():
-    page = pathlib.Path(__file__).parent.parent / ".docs/pages/reference/index.md"
-    assert re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[:1] == [START]
-
-
 def test_a_wrong_example_is_noticed():
     assert run(">>> 1 + 1\n2", "right") == ""
     assert "Expected" in run(">>> 1 + 1\n3", "wrong")

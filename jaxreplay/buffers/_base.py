@@ -152,9 +152,12 @@ class Buffer(Sized, Generic[S]):
             weights and probabilities 0 and indices -1.
 
         Examples:
-          >>> sample = buffer.sample(state, key, batch_size=3)
-          >>> sample.items.tolist(), sample.weights.tolist()  # priorities are equal
-          ([10, 20, 30], [1.0, 1.0, 1.0])
+          >>> state = buffer.update(state, np.array([1, 2]), np.array([0.0, 9.0]))
+          >>> sample = buffer.sample(state, key, batch_size=4, beta=1.0)
+          >>> sample.items.tolist()  # 20 has priority 0, and 30 a larger one than 10
+          [10, 30, 30, 30]
+          >>> [round(weight, 2) for weight in sample.weights.tolist()]
+          [1.0, 0.27, 0.27, 0.27]
         """
         if self.sampler.is_distinct and batch_size > self._num_slots:
             rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"

@@ -1,9 +1,10 @@
-"""Docstrings for the reference: inherited and forwarded methods, and links to the heads of modules that they name.
+"""Docstrings for the reference: inherited and forwarded methods, and links to entries and to the heads of modules.
 
 Private fields of dataclasses have no entry.
 """
 
 import ast
+import re
 
 import griffe
 
@@ -29,6 +30,9 @@ class PublicFields(griffe.Extension):
         function.docstring.value = function.docstring.value.replace("the module docstring", link)
 
     def on_package(self, *, pkg, **_):
+        names, *modules = pkg.docstring.value.partition("| *modules* |")
+        names = re.sub(r"^\| (?!name )(\w+)", r"| [\1][jaxreplay.\1]", names, flags=re.MULTILINE)
+        pkg.docstring.value = "".join([names, *modules])
         todo = [pkg]
         while todo:
             here = todo.pop()

@@ -8,11 +8,11 @@
 | ReservoirBuffer | a uniform sample of all items ever added |
 | Sample | a drawn batch |
 | *samplers* | |
-| Uniform | all items alike |
-| Prioritized | in proportion to priority^alpha |
-| Recent | newer items more often |
+| Uniform | draws each item equally often |
+| Prioritized | draws in proportion to priority^alpha |
+| Recent | draws newer items more often |
 | importance_weights | weights of draws by their probabilities |
-| effective_sample_size | how many equal draws weighted ones are worth |
+| effective_sample_size | the number of unweighted draws that weighted draws are worth |
 | *around a buffer* | |
 | Sharded | a buffer over the devices of a mesh |
 | Mixture | batches from several buffers |
@@ -24,38 +24,62 @@
 | TransitionBatch | n-step transitions, with Rn and In |
 | NStep | n-step transitions, step by step |
 | MonteCarlo | returns of whole episodes, step by step |
-| NextStepAutoreset | a row for the final observation |
+| NextStepAutoreset | gives the final observation a row of its own |
 | n_step_transitions | n-step transitions of a rollout |
-| hindsight | transitions with goals that were reached |
+| hindsight | replaces goals by goals that were reached |
 | *drawn sequences* | |
 | sequence_transitions | their n-step transitions |
 | sequence_priority | one priority from the TD errors of the steps |
 | split_burn_in | the first steps, and the others |
 | stack_frames | stacks of the last frames |
 | *curricula* | |
-| DifficultyPools | tasks that are always or never solved are parked |
+| DifficultyPools | parks tasks that are always or never solved |
 | Tasks | tasks drawn by a score |
 | Levels | prioritized level replay |
-| task_key | a key of a task, by which states move to other lists |
+| task_key | a key that finds a task again in another list |
 | *checkpoints* | |
-| save | a state, or a whole run, on the disk |
-| restore | the same, bit for bit |
-| migrate | a state for another capacity, sampler or number of devices |
+| save | writes a state, or a whole run, to the disk |
+| restore | reads it back, bit for bit |
+| migrate | converts a state to another capacity, sampler or number of devices |
 | *looking inside* | |
 | diagnostics | numbers to log |
 | plot | a figure of a state |
-| memory | bytes of a state, before it is made |
+| memory | the bytes of a state, before it is allocated |
 | *modules* | |
-| sum_tree | sums over slots, and draws from them |
-| samplers | types to write a sampler with |
-| buffers | types of states |
-| wrappers | the same of wrappers |
-| transitions | types of a tracer |
-| scores | scores of `Tasks` and `Levels` |
-| datasets | files of others, and recordings |
-| testing | checks of samplers and buffers of your own |
+| sum_tree | a sum tree over slots, and draws from it |
+| samplers | types for writing a sampler |
+| buffers | types of buffer states |
+| wrappers | the classes around a buffer |
+| transitions | types of tracer states |
+| scores | scores for `Tasks` and `Levels` |
+| datasets | readers for D4RL, Minari, OGBench and Flashbax vaults; a recorder |
+| testing | checks of your own samplers and buffers |
 
-Types of states, and what is needed to write a sampler, are in the modules.
+Types of states, and all that a sampler needs, are in the modules.
+
+All examples of docstrings start after the lines below. The buffer holds three items with the handles 0, 1 and 2. The
+three steps are of one environment, within an episode. The rewards are of two groups of two rollouts.
+
+Examples:
+  >>> import jax
+  >>> import jax.numpy as jnp
+  >>> import numpy as np
+  >>> import jaxreplay as jr
+  >>> key = jax.random.key(0)
+  >>> items = np.array([10, 20, 30])
+  >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+  >>> state = buffer.add(buffer.init(items), items)
+  >>> steps, ends = np.array([[1], [2], [3]]), np.zeros((3, 1), bool)
+  >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
+  >>> sequences = jr.SequenceBuffer(**sizes, windows="inside", hindsight=True)
+  >>> x = np.array([1.0, 2.0])
+  >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x / 2, S_next=x + 1)
+  >>> groups, rewards = np.array([0, 1]), np.array([[1.0, 1.0], [0.0, 0.0]])
+  >>> tasks = jr.Tasks(num_tasks=4)
+  >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+  >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+  >>> by_score = {"prioritization": "proportional", "temperature": 1.0, "staleness": 0.0}
+  >>> levels = jr.Levels(capacity=3, **by_score)
 """
 
 import importlib

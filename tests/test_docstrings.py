@@ -1,7 +1,7 @@
 """Every public callable has a docstring with an example, and every example gives the result that it shows.
 
-Methods of `Sharded` and `Mixture` need a docstring but no example: their docstrings say what differs from the method
-of the buffer, which has the example.
+Each example starts after the lines of the package's docstring, run anew. Methods of `Sharded` and `Mixture` need a
+docstring but no example: their docstrings say what differs from the method of the buffer, which has the example.
 """
 
 import ast
@@ -10,16 +10,13 @@ import inspect
 import pathlib
 import re
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from helpers import rarely
 
 import jaxreplay as jr
 from jaxreplay import buffers, curricula, datasets, samplers, scores, sum_tree, testing, transitions, wrappers
 
-GIVEN = {"jax": jax, "jnp": jnp, "np": np, "jr": jr}  # what an example need not import
+START = "".join(example.source for example in doctest.DocTestParser().get_examples(jr.__doc__))  # of every example
 
 
 def exported(module):
@@ -90,7 +87,8 @@ def test_methods_of_a_sampler_have_the_docstrings_of_the_protocol():
 
 def run(docstring, name):
     """What the examples of a docstring print, where it is not what they show."""
-    test = doctest.DocTestParser().get_doctest(docstring, dict(GIVEN), name, name, 0)
+    exec(START, names := {})
+    test = doctest.DocTestParser().get_doctest(docstring, names, name, name, 0)
     wrong = []
     doctest.DocTestRunner(verbose=False).run(test, out=wrong.append)
     return "".join(wrong)

@@ -1,1 +1,1 @@
-"""Shared by all parts of the package: checks, storage layouts, ring arithmetic, random bits and hints for XLA."""
+"""Code for all parts of the package: checks, storage layouts, ring arithmetic, random bits and hints for XLA."""

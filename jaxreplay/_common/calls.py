@@ -1,4 +1,4 @@
-"""Methods that compile: each is declared once, with what a wrapper around a buffer must know of it."""
+"""Decorator for jitted methods; its arguments say how Sharded and Mixture split rows."""
 
 import functools
 import inspect
@@ -18,14 +18,14 @@ CHECKS = {"key": checks.check_key, **{name: functools.partial(checks.check_indic
 
 
 class Call(NamedTuple):
-    """What is declared of a method `method(self, state, ...)`.
+    """Declaration of a jitted method `method(self, state, ...)`.
 
     Attributes:
       static: names of static arguments besides `num_rows`.
       donates: the method returns a new state, and donates the old one if `self.donate`, unless it is differentiated.
       rows: names of arguments with a row for each row of a batch. A wrapper gives each part of a state its rows.
       is_batch: rows lie along the last leading axis of a batch for `add`, and not along the first axis.
-      num_rows: name of a static argument, the number of rows of the result, of which each part makes some; "" for none.
+      num_rows: name of a static argument, the number of rows of the result, split over the parts; "" for none.
       before: called first, as before(self, *arguments); returns the checked arguments by position.
       after: called last, as after(self, state, result); returns the result.
     """
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator of a method with the fields of a `Call`: the method compiles, with `self` static.
+    """Decorator: jit a method, with `self` static, as the fields of a `Call` say.
 
     The caller may overwrite arguments as soon as the call returns. While the call is traced, `self._check_state` checks
     a first argument with the name `state`, and `CHECKS` a key and handles, by their names. Handles that do not fit
@@ -64,7 +64,7 @@ def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def forwarded(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Concatenate[Any, P], R]:
-    """A method of a wrapper like `method` of a buffer: its body is `self._run(name, call, state, arguments)`.
+    """Make a wrapper's method from `method` of a buffer: its body is `self._run(name, call, state, arguments)`.
 
     Args:
       method: as declared by the decorator of the same name.
@@ -81,7 +81,7 @@ def forwarded(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Co
 
 
 def _compiled(body: Any, call: Call) -> Any:
-    """The method. Of `buffer.update(state, indices, td_errors=x)`:
+    """The jitted method. In a call `buffer.update(state, indices, td_errors=x)`:
 
     - `run` brings the arguments in the order of the signature and checks them (`call.before`); the result is checked.
     - `dispatch` converts and copies NumPy arguments, and chooses the pure or the donating program.

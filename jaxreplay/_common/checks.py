@@ -98,15 +98,9 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
 
 
 def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
-    """Sizes of the `num_axes` leading axes that all leaves of `spec` share.
+    """Sizes of the `num_axes` (1 or 2) leading axes that all leaves of `spec`, or `what` in messages, share.
 
-    Args:
-      spec: pytree of arrays or `jax.ShapeDtypeStruct`.
-      num_axes: 1 or 2.
-      what: name of `spec` in messages.
-
-    Raises:
-      ValueError: there are no leaves, a leaf has too few axes, or two leaves differ.
+    A `ValueError` if there are no leaves, a leaf has too few axes, or two leaves differ.
     """
     leaves = named_leaves(spec)
     if not leaves:
@@ -135,11 +129,7 @@ def num_rows(names: tuple[str, ...], arguments: dict[str, Any], axis: int) -> in
 
 
 def check_structure(items: Any, stored: Any, owner: str) -> None:
-    """Check that `items` has the structure of `stored`, before their axes are looked at.
-
-    Raises:
-      ValueError: they differ; the message names the leaves that do.
-    """
+    """Check that `items` has the structure of `stored`; a `ValueError` names the leaves that differ."""
     got, expected = jax.tree.structure(items), jax.tree.structure(stored)
     if got != expected:
         have, want = {*named_leaves(items)}, {*named_leaves(stored)}
@@ -156,8 +146,7 @@ def check_structure(items: Any, stored: Any, owner: str) -> None:
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:
     """Check that `spec` has the structure, item shapes and dtypes of `stored`; leading axes are ignored.
 
-    Raises:
-      ValueError: they differ; the message names the first leaf that does.
+    A `ValueError` names the first leaf that differs.
     """
     check_structure(spec, stored, owner)
     for (name, leaf), like in zip(named_leaves(spec).items(), jax.tree.leaves(stored), strict=True):
@@ -171,9 +160,7 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
 def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:
     """One value for each leaf of `stored`: a leaf of `values`, or None if its part of `values` is None.
 
-    Raises:
-      ValueError: all values are None, or one differs in structure, leading axes, item shape or dtype; the message names
-        the leaf.
+    A `ValueError` if all are None, or names a leaf that differs in structure, leading axes, item shape or dtype.
     """
     try:
         parts = jax.tree.broadcast(values, stored, is_leaf=lambda x: x is None)
@@ -191,11 +178,7 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
 
 
 def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", xp: Any = jnp) -> jax.Array:
-    """`mask` as a bool array of `shape`; `xp` is `jnp` or `np`.
-
-    Raises:
-      ValueError: the shape or dtype differs.
-    """
+    """`mask` as an array of `xp`, `jnp` or `np`; a `ValueError` if it is not bool of `shape`."""
     mask = xp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(f"{name}: got {type_text(mask)}, expected bool{list(shape)}, one flag per row.")
@@ -262,11 +245,7 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
 
 
 def check_bool(name: str, value: Any, meaning: str) -> bool:
-    """`value`, a bool of Python or NumPy, as a Python bool.
-
-    Raises:
-      ValueError: `value` is not a bool.
-    """
+    """`value`, a bool of Python or NumPy, as a Python bool; a `ValueError` if it is not a bool."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r}: must be True or False ({meaning}).")
     return bool(value)
@@ -307,7 +286,7 @@ def config(kind: K) -> K:
     """Decorator of a configuration: a frozen dataclass with keyword-only fields and their rules (`field`).
 
     The method `_check_fields`, if there is one, is called last; rules for several fields are there. Fields without a
-    default come first, also those of a subclass. A `TypeError` for positional arguments or unknown names shows the
+    default come first, also fields of a subclass. A `TypeError` for positional arguments or unknown names shows the
     call. `repr` shows the fields that differ from their defaults.
     """
 
@@ -345,11 +324,7 @@ def config(kind: K) -> K:
 
 
 def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices") -> jax.Array:
-    """`indices` as int32 with `num_axes` axes; None allows any number.
-
-    Raises:
-      ValueError: `indices` are not integers, or have another number of axes.
-    """
+    """`indices` as int32; a `ValueError` if they are no integers or have not `num_axes` axes (None: any number)."""
     if isinstance(getattr(indices, name, None), jax.Array):
         raise ValueError(f"{name}: got a {type(indices).__name__}, expected its field: give sample.{name}.")
     indices = as_int32(indices)

@@ -1,4 +1,4 @@
-"""The backend that a state is laid out for.
+"""Chooses the backend for which a state is laid out.
 
 The fan-out of trees and the layout of storage suit one backend. They are chosen where a state is made (`init`,
 `restore`, `migrate`, `on_this_backend`), by the first of these that says where its arrays will be:
@@ -34,11 +34,7 @@ def backend_of(arrays: Any = ()) -> str:
 
 
 def init_on(arrays: Any, make: Callable[[], S]) -> S:
-    """The state that `make` makes, on the device of `arrays`.
-
-    Raises:
-      ValueError: the state does not fit the device.
-    """
+    """The state that `make` makes, on the device of `arrays`; a `ValueError` if it does not fit the device."""
     device = _device_of(arrays)
     with contextlib.nullcontext() if device is None else jax.default_device(device):
         try:

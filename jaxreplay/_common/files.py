@@ -101,7 +101,7 @@ def read(path: str, limit: int) -> bytes:
 def reported(
     message: str, kind: type[Exception] = ValueError, also: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Errors of reading as one `kind`, but not those that say nothing of the files, such as too many open files."""
+    """Convert errors of reading to `kind`, except those that are not about the file, such as too many open files."""
     try:
         yield
     except (OSError, ValueError, RecursionError, *also) as error:

@@ -1,4 +1,4 @@
-"""Names that other libraries use, with their counterparts here. Only errors for names use them."""
+"""Names that other libraries use, with their counterparts here, for the errors of unknown names."""
 
 from typing import Any
 

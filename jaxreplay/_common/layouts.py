@@ -169,12 +169,11 @@ class BackendState:
     _layouts: ClassVar[dict[str, Callable[[Any, Any, str], Any]]]
 
     def on_this_backend(self, backend: str | None = None) -> Self:
-        """The same state with storages and trees in the layout of `backend`; None for that of its devices.
+        """The same state with storages and trees in the layout of `backend`; None for the backend of its devices.
 
         Use it after `jax.device_put` of a state to another backend.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
           >>> state = buffer.init({"x": np.zeros((3, 2))}).on_this_backend("tpu")
           >>> # An item has two numbers, a row has 128.
           >>> state.storage["x"].rows.shape, state.sampler.tree.fanout

@@ -15,9 +15,6 @@ def random_bits(key: jax.Array, size: int) -> Words:
     `jax.random.bits` computes 64 bits for every 32 that it returns. This function returns all of them, which halves the
     work. As in JAX, the two words of a key are the key of the Threefry cipher. A key of another kind is first converted
     to two random words. For `rbg` and `unsafe_rbg` keys, these words differ under `jax.vmap`.
-
-    Raises:
-      ValueError: `key` is not a PRNG key.
     """
     checks.check_key(key)
     if jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]

@@ -4,7 +4,7 @@ Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multi
 that leaves room for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle %
 capacity` is the slot even after the numbers wrap. A handle is reused only after `period` insertions, at least 10^9. The
 shards of a buffer share the int32 range: their periods are shorter, and the handles of ring k start at k * period.
-Sources of a mixture share it too: their handles are those of `Ring.named`, modulo a divisor of the period.
+Sources of a mixture share it too: `Ring.named` makes their handles, modulo a divisor of the period.
 """
 
 import dataclasses
@@ -53,8 +53,7 @@ class Live:
         """Number of slots of all shards that may be drawn, int32 [].
 
         Examples:
-          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(3), capacity=4)
-          >>> int(live.total())
+          >>> int(state.ring.live().total())
           3
         """
         return reduced(jax.lax.psum, self.size, self.axis_name)
@@ -63,8 +62,7 @@ class Live:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
 
         Examples:
-          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4), capacity=4)
-          >>> live.slots(np.array([2])).tolist()
+          >>> state.ring.live().slots(np.array([2])).tolist()
           [2]
         """
         return wrap_excess(self.start + positions, self.capacity)

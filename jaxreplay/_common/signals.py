@@ -1,8 +1,9 @@
-"""Signals that wait: their handlers run where they cannot harm.
+"""Defers signal handlers while a lock is held.
 
-CPython runs a handler in the main thread, between any two instructions of Python. If it raises, as that of Ctrl-C does,
-what a call has just returned is dropped, and a lock that was just taken is never released. A mask of signals does not
-prevent that, as any other thread may receive them. So the handlers themselves are replaced for a while.
+CPython runs a handler in the main thread, between any two instructions of Python. If it raises, as the handler of
+Ctrl-C does, what a call has just returned is dropped, and a lock that was just taken is never released. A mask of
+signals does not prevent that, as any other thread may receive them. So the handlers themselves are replaced for a
+while.
 """
 
 import _signal  # pyright: ignore[reportMissingImports]; as `signal`, without its enumerations: 15 times as fast
@@ -13,7 +14,7 @@ from typing import Any, Self
 
 
 class Held:
-    """A block in which no signal runs a handler of Python; `deliver` and the end of the block run them.
+    """A block that defers Python's signal handlers; `deliver` and the end of the block run them.
 
     Blocks may be nested: the inner one delivers to the outer one. Other threads run no handlers and hold nothing.
     """

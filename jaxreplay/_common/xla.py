@@ -1,4 +1,4 @@
-"""Hints for XLA, new arrays, and what arguments of a call need."""
+"""Hints for XLA, new arrays, and copies of arguments."""
 
 import functools
 import math

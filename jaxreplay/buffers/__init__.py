@@ -1,4 +1,4 @@
-"""Buffers: storage of items, and draws from it."""
+"""Buffers: they store items and draw batches of them."""
 
 from jaxreplay.buffers._replay import ReplayBuffer as ReplayBuffer
 from jaxreplay.buffers._replay import ReplayState as ReplayState

@@ -1,4 +1,4 @@
-"""Buffer: draws, reads and writes, common to all buffers, and what each kind says of its slots and storage."""
+"""Buffer: base of all buffers. It draws, reads and writes items; a subclass defines their slots and storage."""
 
 import abc
 import dataclasses
@@ -19,7 +19,7 @@ from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 @checks.config
 class Buffer(Sized, Generic[S]):
-    """A buffer; subclasses are frozen dataclasses and final. Its items lie in slots, mostly a ring."""
+    """Base of all buffers, which are final frozen dataclasses. Items are in slots, mostly a ring."""
 
     sampler: Sampler = checks.field(check_sampler, default=Uniform())
     count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
@@ -48,7 +48,7 @@ class Buffer(Sized, Generic[S]):
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
-        """An empty buffer for items like these."""
+        """State of an empty buffer for items like these."""
 
     @abc.abstractmethod
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -140,8 +140,8 @@ class Buffer(Sized, Generic[S]):
           batch_size: number of draws.
           beta: exponent of the importance weights, in place of the sampler's; a number in [0, 1], or a traced float [],
             which is clipped (NaN counts as 1). The call waits for a concrete array.
-          max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items. The
-            sampler's law, and with it probabilities and weights, is restricted to these items.
+          max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items.
+            Probabilities and weights are conditional on these items.
 
         Returns:
           `Sample`.
@@ -152,16 +152,12 @@ class Buffer(Sized, Generic[S]):
             weights and probabilities 0 and indices -1.
 
         Examples:
-          >>> sampler = jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0)
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
-          >>> items = np.array([10, 20, 30, 40])
-          >>> td_errors = np.array([1.0, 0.0, 0.0, 3.0])
-          >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
-          >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
-          >>> sample.items.tolist()  # in proportion to the TD errors: 20 and 30 have priority 0
-          [10, 40, 40, 40]
+          >>> state = buffer.update(state, np.array([1, 2]), np.array([0.0, 9.0]))
+          >>> sample = buffer.sample(state, key, batch_size=4, beta=1.0)
+          >>> sample.items.tolist()  # 20 has priority 0, and 30 a larger one than 10
+          [10, 30, 30, 30]
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
-          [1.0, 0.33, 0.33, 0.33]
+          [1.0, 0.27, 0.27, 0.27]
         """
         if self.sampler.is_distinct and batch_size > self._num_slots:
             rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
@@ -202,10 +198,6 @@ class Buffer(Sized, Generic[S]):
             PRNG key; or the buffer is empty and the call is eager.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> key = jax.random.key(0)
           >>> first, second = (buffer.epoch(state, key, 2, step=step) for step in range(2))
           >>> sorted(first.items.tolist() + second.items[:1].tolist()), second.weights.tolist()
           ([10, 20, 30], [1.0, 0.0])
@@ -228,9 +220,7 @@ class Buffer(Sized, Generic[S]):
         """Number of batches of an `epoch`, int32 [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
+          >>> int(buffer.num_batches(state, batch_size=2))  # of three items
           2
         """
         batch_size = _sample.check_batch_size(batch_size)
@@ -253,9 +243,7 @@ class Buffer(Sized, Generic[S]):
         """Number of drawable items, int32 [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> int(buffer.size(buffer.add(buffer.init(items), items)))
+          >>> int(buffer.size(state))
           3
         """
         return xla.copy(self._count(state))  # a later call may donate the state
@@ -265,12 +253,9 @@ class Buffer(Sized, Generic[S]):
         return _uses.num_drawable(state.uses, state.ring.size)
 
     def is_full(self, state: S) -> jax.Array:
-        """True if the whole storage holds items (or steps), so that the next one that is stored overwrites, bool [].
+        """True if the storage is full, so that the next stored item (or step) overwrites one, bool [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
           (False, True)
         """
@@ -280,43 +265,36 @@ class Buffer(Sized, Generic[S]):
 
     @property
     def num_slots(self) -> int:
-        """Number of slots that `slots` and `handles` number, from 0: the most items (sequences) that may be drawn.
+        """Number of slots: the maximum number of drawable items (sequences).
 
         Examples:
-          >>> jr.SequenceBuffer(
-          ...     length=10, num_envs=2, sequence_length=3
-          ... ).num_slots  # 8 starts in each stream
-          16
+          >>> buffer.num_slots, sequences.num_slots  # 4 items; 7 starts in one stream
+          (4, 7)
         """
         return self._num_slots
 
     @calls.method(donates=True)
     def clear(self, state: S) -> S:
-        """An empty buffer with the same storage. Handles go on, so that no earlier one names a new item.
+        """Remove all items and keep the storage. Handles go on, so that no earlier handle names a new item.
 
-        Counters, such as those of updates and the largest priority ever, and replaced settings (`alpha`) stay too. The
-        counts of uses are 0. It costs O(capacity) for the sampler's priorities, and does not touch the items.
-
-        Args:
-          state: donated when called eagerly (see the class).
+        Counters, such as the number of updates and the largest priority ever, and replaced settings (`alpha`) stay too.
+        Counts of uses start at 0 again. Costs O(capacity) for the sampler's priorities, and does not touch the items.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.clear(buffer.add(buffer.init(items), items)), items + 5)
+          >>> state = buffer.add(buffer.clear(state), items + 5)
           >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
           (3, [4, 5, 6])
         """
         return dataclasses.replace(state, **self._emptied(state))
 
     def _emptied(self, state: S) -> dict[str, Any]:
-        """The fields that change where all items are forgotten."""
+        """The fields of the state that `clear` changes."""
         sampler = self.sampler.cleared(state.sampler, self._num_slots)
         return {"ring": state.ring.emptied(), "sampler": sampler, "uses": state.uses and state.uses.cleared()}
 
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.
+        """Update the priorities of drawn items from their TD errors, and count uses. `Uniform` and `Recent` have none.
 
         Args:
           state: donated when called eagerly (see the class).
@@ -324,16 +302,9 @@ class Buffer(Sized, Generic[S]):
             occurrence of a handle counts.
           td_errors: float [B], signed or not.
 
-        Raises:
-          ValueError: other shapes or dtypes.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = np.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> td_errors = np.array([0.0, 0.0, -2.0, 0.0])
-          >>> state = buffer.update(state, buffer.newest(state, 4), td_errors)
-          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+          >>> state = buffer.update(state, np.array([0, 1, 2]), np.array([0.0, 0.0, -2.0]))
+          >>> buffer.sample(state, key, batch_size=4).items.tolist()
           [30, 30, 30, 30]
         """
         expected = f"one number for each of the {indices.size} indices"
@@ -362,14 +333,8 @@ class Buffer(Sized, Generic[S]):
           mask: bool [B] ([B, sequence_length]), True for rows to write; None for all. Rows of a `TransitionBatch` that
             are not `valid` are not written. Where sequences overlap, the later row of the batch counts.
 
-        Raises:
-          ValueError: wrong structure, shape or dtype; the message names the leaf.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 3)
+          >>> handles = np.array([0, 1, 2])
           >>> state = buffer.set(state, handles, items + 1, mask=np.array([True, False, True]))
           >>> buffer.get(state, handles).tolist()
           [11, 20, 31]
@@ -391,10 +356,7 @@ class Buffer(Sized, Generic[S]):
           ValueError: `n` is not a positive integer, or is above `num_slots` (of a `Sharded`, of all shards).
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> buffer.newest(state, 4).tolist()
+          >>> buffer.newest(state, 4).tolist()  # three items were added
           [-1, 0, 1, 2]
         """
         self._check_order("newest")
@@ -407,18 +369,10 @@ class Buffer(Sized, Generic[S]):
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 3)
-          >>> # Overwrites 10 and 20; no handle names another item instead.
-          >>> state = buffer.add(state, items + 5)
-          >>> buffer.get(state, handles).tolist()
-          [0, 0, 30]
+          >>> state = buffer.add(state, items + 5)  # overwrites 10 and 20
+          >>> buffer.get(state, np.array([0, 1, 2, 3])).tolist()
+          [0, 0, 30, 15]
         """
         return self._read(state, self._slots(state, indices), fill=True)[0]
 
@@ -426,13 +380,8 @@ class Buffer(Sized, Generic[S]):
     def handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, int [B]; int32 [B], -1 for a slot that is empty or out of range.
 
-        Raises:
-          ValueError: `slots` is not a vector of integers.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.add(buffer.init(np.zeros(3)), np.array([10.0, 20.0, 30.0]))
-          >>> state = buffer.add(state, np.array([40.0, 50.0]))  # 50 overwrites 10
+          >>> state = buffer.add(state, np.array([40, 50]))  # 50 overwrites 10
           >>> buffer.handles(state, np.arange(5)).tolist()
           [4, 1, 2, 3, -1]
         """
@@ -446,12 +395,7 @@ class Buffer(Sized, Generic[S]):
         A slot keeps its item until the item is overwritten. Use slots to index an array of your own with a row for each
         slot: `x.at[slots].set(rows, mode="drop")` ignores items that are no longer stored.
 
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.add(buffer.init(np.zeros(3)), np.array([10.0, 20.0, 30.0]))
           >>> buffer.slots(state, np.array([2, 7])).tolist()  # no item has handle 7 yet
           [2, 4]
         """
@@ -465,14 +409,8 @@ class Buffer(Sized, Generic[S]):
         and a priority whose p^alpha was clipped is returned clipped. It is 1 with `Uniform` and `Recent`, and if alpha
         is 0.
 
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = np.array([10.0, 20.0, 30.0])
-          >>> td_errors = np.array([-4.0, 1.0, 0.0])
-          >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
+          >>> state = buffer.update(state, np.array([0, 2]), np.array([-4.0, 0.0]))
           >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1, 2, 3])).tolist()]
           [4.0, 1.0, 0.0, 0.0]
         """
@@ -482,15 +420,9 @@ class Buffer(Sized, Generic[S]):
 
     @calls.method(rows=("indices",))
     def age(self, state: S, indices: jax.Array) -> jax.Array:
-        """`Sample.age` of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
-
-        Raises:
-          ValueError: `indices` is not a vector of integers.
+        """Ages (as `Sample.age`) of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10.0, 20.0, 30.0])
-          >>> state = buffer.add(buffer.init(items), items)
           >>> buffer.age(state, np.array([0, 2, -1])).tolist()
           [2, 0, -1]
         """

@@ -1,4 +1,4 @@
-"""Drawable sequences of a `SequenceBuffer` if not all are: a ring of their own.
+"""Drawable sequences of a `SequenceBuffer` in which some are not drawable: a ring of their own.
 
 A completed sequence enters the ring if it is drawable, with the place of its first row. Sequences leave in the same
 order, when their first row is overwritten. So the slots of the ring are the drawable sequences, and samplers, handles

@@ -106,7 +106,7 @@ def geometric(words: jax.Array, count: jax.Array, log_gamma: jax.Array) -> jax.A
     """Numbers in [0, count) with probabilities in proportion to gamma^k, int32 [B].
 
     The first word chooses a block of DIGIT^(n - 1) numbers, the next a smaller block in it, and the last a number. Each
-    inverts the law's distribution function, in a form with the relative error of float32 for any gamma.
+    inverts the distribution function, in a form with the relative error of float32 for any gamma.
 
     Args:
       words: uint32 [n, B], random bits; `count` is at most DIGIT^n.

@@ -1,4 +1,4 @@
-"""ReplayBuffer: a ring of independent items; and what all buffers of items, one a slot, share."""
+"""ReplayBuffer: a ring of independent items. ItemBuffer: base of the buffers with one item in each slot."""
 
 import math
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ class ItemBuffer(Buffer[S]):
     capacity: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of items kept")
 
     def init(self, items: Any) -> S:
-        """An empty buffer for items like these.
+        """State of an empty buffer for items like these.
 
         Args:
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
@@ -33,11 +33,7 @@ class ItemBuffer(Buffer[S]):
             shape than its `Rn`; or the state does not fit the device.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> rows = {
-          ...     "obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8),
-          ...     "reward": jax.ShapeDtypeStruct((3,), jnp.float32),
-          ... }
+          >>> rows = {"obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8), "reward": np.zeros(3)}
           >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
           >>> int(buffer.size(state)), buffer.get(state, np.array([0]))["obs"].dtype
           (0, dtype('uint8'))
@@ -79,9 +75,6 @@ class ReplayState(State):
       uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.add(buffer.init(items), items)
       >>> isinstance(state, jr.buffers.ReplayState), int(state.ring.size)
       (True, 3)
     """
@@ -89,11 +82,14 @@ class ReplayState(State):
 
 @checks.config
 class ReplayBuffer(ItemBuffer[ReplayState]):
-    """Replay of independent items; the oldest is overwritten first.
+    """Stores independent items and draws them; the oldest item is overwritten first.
 
     The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
-    Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
-    must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Called eagerly, methods that return a state donate the one they are given: the storage is changed in place, and the
+    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+
+    All methods raise a `ValueError` for an argument that is not as described, and for a state of another buffer or one
+    that was donated. The message names the argument or the leaf.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
@@ -108,14 +104,12 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
         row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, also where the
         call is eager. Costs about 8 bytes per item. `Recent` is rejected; `Uniform(replacement=False)` needs at most
         2**23 slots.
-      donate: donate the state when `add`, `update` or `set` is called eagerly.
+      donate: donate the state in eager calls.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
+      >>> buffer, items = jr.ReplayBuffer(capacity=4), np.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
-      >>> state = buffer.add(state, items + 5)
-      >>> # The oldest, 10 and 20, are overwritten.
+      >>> state = buffer.add(state, items + 5)  # overwrites the oldest, 10 and 20
       >>> buffer.get(state, buffer.newest(state, 4)).tolist()
       [30, 15, 25, 35]
     """
@@ -138,15 +132,11 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
         With `axes=2`, [T, num_envs] replaces [B], and 1 <= T * num_envs <= capacity.
 
-        Raises:
-          ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
-
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items, mask=np.array([True, False, True]))
-          >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
-          [0, 10, 30]
+          >>> state = buffer.init(items)
+          >>> state = buffer.add(state, items, mask=np.array([True, False, True]))
+          >>> buffer.get(state, buffer.newest(state, 2)).tolist()
+          [10, 30]
         """
         rule = f"capacity={self.capacity}; add it in parts, or raise the capacity"
         items, batch_size, mask, td_errors = self._check_batch(state, items, mask, td_errors, self.capacity, rule)

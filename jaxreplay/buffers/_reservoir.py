@@ -1,9 +1,8 @@
 """ReservoirBuffer: a uniform sample of all items ever added.
 
-**Law.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in order.
-After that the k-th item draws j, uniform in [0, k), and takes slot j if it exists. A batch draws the j of all its rows
-at once; if several rows draw the same slot, the last one gets it. Rows added one by one leave the same items, so a
-batch has the law of its rows in sequence.
+**Distribution.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in
+order. After that the k-th item draws j, uniform in [0, k), and takes slot j if it exists. A batch draws the j of all
+its rows at once; if several rows draw the same slot, the last one gets it. Rows added one by one leave the same items.
 
 **Precision.** The number of items has 64 bits and saturates at 2^64 - 1. j is k times a fraction of 64 random bits. So
 each slot is drawn with a probability that differs from 1 / k by at most 2^-64. After 10^12 items that is a relative
@@ -42,11 +41,9 @@ class ReservoirState(State):
       count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
     Examples:
-      >>> buffer = jr.ReservoirBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.add(buffer.init(items), items, jax.random.key(0))
-      >>> isinstance(state, jr.buffers.ReservoirState), state.count.tolist()
-      (True, [0, 3])
+      >>> reservoir = jr.ReservoirBuffer(capacity=4)
+      >>> reservoir.add(reservoir.init(items), items, key).count.tolist()
+      [0, 3]
     """
 
     handles: jax.Array  # [capacity]
@@ -55,16 +52,14 @@ class ReservoirState(State):
 
 @checks.config
 class ReservoirBuffer(ItemBuffer[ReservoirState]):
-    """A uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
+    """Keeps a uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
 
     Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
     probability. It remembers the whole run, while a `ReplayBuffer` keeps the newest items. Fictitious self-play learns
     an average policy from it (Heinrich and Silver 2016, arXiv:1603.01121, section 3). An item's slot says nothing about
     its age.
 
-    The configuration is static and hashable; all arrays live in the `ReservoirState` that the methods take and return.
-    Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
-    must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Configuration, state, donation and errors are as for `ReplayBuffer`.
 
     `Sharded` cuts it into reservoirs of equal capacity, each a sample of its own items. With masks, shards may have
     seen different numbers of items. A reservoir keeps no order: `Sample.age` is -1, and `sample` takes no `max_age`.
@@ -73,20 +68,15 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the sampling distribution over stored items, `Uniform()` or `Prioritized(...)`.
-      count_updates, max_uses: as for `ReplayBuffer`.
-      donate: donate the state when `add`, `update` or `set` is called eagerly.
+      count_updates, max_uses, donate: as for `ReplayBuffer`.
 
     Examples:
-      >>> buffer = jr.ReservoirBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.init(items)
-      >>> for number in range(50):  # a new key for each call
-      ...     state = buffer.add(
-      ...         state, items + 100 * number, jax.random.fold_in(jax.random.key(0), number)
-      ...     )
-      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
-      >>> # Of all that was added; a ring would hold the last four.
-      >>> max(sample.items.tolist()) < 4900
+      >>> reservoir = jr.ReservoirBuffer(capacity=4)
+      >>> state = reservoir.init(items)
+      >>> for number, new_key in enumerate(jax.random.split(key, 50)):
+      ...     state = reservoir.add(state, items + 100 * number, new_key)
+      >>> # A ring would hold the last four.
+      >>> max(reservoir.get(state, reservoir.handles(state, np.arange(4))).tolist()) < 4900
       True
     """
 
@@ -118,18 +108,12 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
             are not added either.
           td_errors: as in `ReplayBuffer.add`.
 
-        Raises:
-          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf); or `key` is not a PRNG
-            key.
 
         Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.init(items)
-          >>> for number in range(3):  # a new key for each call
-          ...     state = buffer.add(state, items, jax.random.fold_in(jax.random.key(0), number))
-          >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
-          (4, [0, 9])
+          >>> reservoir = jr.ReservoirBuffer(capacity=2)
+          >>> state = reservoir.add(reservoir.init(items), items, key)  # a new key for each call
+          >>> int(reservoir.size(state)), state.count.tolist()  # stored, and ever added
+          (2, [0, 3])
         """
         most, rule = ring.MAX_CAPACITY, f"{ring.MAX_CAPACITY}; to add none, mask all rows"
         items, batch_size, mask, td_errors = self._check_batch(state, items, mask, td_errors, most, rule)

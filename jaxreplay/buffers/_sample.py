@@ -1,4 +1,4 @@
-"""Sample: a batch of draws, and the checks of a draw."""
+"""Sample: a drawn batch; and the checks of the arguments of a draw."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxreplay.buffers._shards import room, whole_of
 
 @struct.dataclass
 class Sample:
-    """A batch of draws.
+    """A drawn batch.
 
     Attributes:
       items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.
@@ -25,14 +25,9 @@ class Sample:
         its stream. -1 for rows without an item.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30, 40])
-      >>> state = buffer.add(buffer.init(items[:1]), items[:1])
-      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=2)
-      >>> sample.items.tolist(), sample.indices.tolist()
-      ([10, 10], [0, 0])
-      >>> sample.probabilities.tolist(), sample.weights.tolist()
-      ([1.0, 1.0], [1.0, 1.0])
+      >>> sample = buffer.sample(state, key, batch_size=3)
+      >>> sample.items.tolist(), sample.indices.tolist(), sample.age.tolist()
+      ([10, 20, 30], [0, 1, 2], [2, 1, 0])
     """
 
     items: Any

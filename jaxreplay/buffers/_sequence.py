@@ -40,9 +40,7 @@ class SequenceState(State):
       sequences: the buffer's `sequence_length` and `stride` (static).
 
     Examples:
-      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> steps = np.array([[1], [2], [3]])
-      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
       >>> int(state.rows.size), int(state.ring.size)  # 3 steps hold 2 sequences
       (3, 2)
     """
@@ -58,20 +56,20 @@ class SequenceState(State):
 
 @checks.config
 class SequenceBuffer(Buffer[SequenceState]):
-    """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams in lockstep.
+    """Stores steps of `num_envs` streams in lockstep, and draws sequences of `sequence_length` consecutive steps.
 
     A sequence starts at every `stride`-th step, counted from the first step ever added. It can be drawn while all its
     steps are stored: from the addition of its last step until its first step is overwritten. No sequence contains the
     seam between the newest and the oldest step.
 
     **What to store.** A row holds an observation, the action taken there, and the reward and flags that followed. The
-    next observation is that of the next row. The last observation of an episode therefore needs a row of its own,
+    next observation is in the next row. The last observation of an episode therefore needs a row of its own,
     without a step; otherwise a truncated episode has nothing to bootstrap from. Environments that reset in the call
     after an episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Environments that reset
     within the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store a flag with each
     row, such as a leaf `step`, that is True if the row holds a step; it also gives `ends`.
 
-    Handles, late updates, samplers and donation work as in `ReplayBuffer`. A handle names a sequence.
+    Handles, late updates, samplers, donation and errors are as for `ReplayBuffer`. A handle names a sequence.
 
     Attributes:
       length: number of steps kept of each stream; length * num_envs is at most 2**29.
@@ -98,7 +96,7 @@ class SequenceBuffer(Buffer[SequenceState]):
       >>> steps = np.array([[1], [2], [3]])  # [T, num_envs]
       >>> state = buffer.add(buffer.init(steps), steps)
       >>> state = buffer.add(state, steps + 3)  # overwrites 1 and 2
-      >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # what may be drawn
+      >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # the drawable sequences
       [[3, 4], [4, 5], [5, 6]]
     """
 
@@ -129,7 +127,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 
     def init(self, steps: Any) -> SequenceState:
-        """An empty buffer for steps like these.
+        """State of an empty buffer for steps like these.
 
         Args:
           steps: pytree [T, num_envs, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; T and the
@@ -140,9 +138,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             `W` has another shape than its `Rn`; or the state does not fit the device.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> state = buffer.init({"obs": jax.ShapeDtypeStruct((3, 1, 2), jnp.uint8)})  # any T
-          >>> int(buffer.size(state))
+          >>> state = sequences.init({"obs": jax.ShapeDtypeStruct((3, 1, 2), jnp.uint8)})  # any T
+          >>> int(sequences.size(state))
           0
         """
         spec, _ = without_valid(checks.as_spec(steps))
@@ -194,18 +191,15 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: wrong structure, shape or dtype (the message names the leaf), or no `ends` where they are needed.
 
         Examples:
-          >>> sizes = {"length": 4, "num_envs": 1, "sequence_length": 2}
-          >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps = np.array([[1], [2], [3]])
-          >>> ends, key = np.array([[False], [True], [False]]), jax.random.key(0)
-          >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
-          >>> buffer.sample(state, key, batch_size=2).items.tolist()  # 3 is of the next one
+          >>> state, ends = sequences.init(steps), np.array([[False], [True], [False]])
+          >>> state = sequences.add(state, steps, ends=ends)
+          >>> sequences.sample(state, key, batch_size=2).items.tolist()  # 3 starts an episode
           [[1, 2], [1, 2]]
-          >>> buffer = jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
-          >>> # 2 completes [1, 2], then 3 completes [2, 3]; the last row of TD errors has no sequence.
+          >>> buffer = jr.SequenceBuffer(**sizes, sampler=jr.Prioritized(epsilon=0.0))
+          >>> # 2 completes [1, 2] and 3 completes [2, 3]; the last TD error has no sequence.
           >>> td_errors = np.array([[2.0], [0.0], [jnp.nan]])
           >>> state = buffer.add(buffer.init(steps), steps, td_errors=td_errors)
-          >>> buffer.priorities(state, np.array([0, 1])).tolist()
+          >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1])).tolist()]
           [2.0, 0.0]
         """
         steps, flags = self._check_rollout(state, steps, ends, drawable)
@@ -240,18 +234,17 @@ class SequenceBuffer(Buffer[SequenceState]):
         return changed
 
     def completed(self, num_steps: int) -> int:
-        """Maximum number of sequences of a stream that `num_steps` steps complete: the K of `add(td_errors=)`.
+        """Maximum number of sequences that `num_steps` steps of a stream complete: the K of `add(td_errors=)`.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=4, stride=2)
-          >>> buffer.completed(3)
-          2
+          >>> sequences.completed(3)
+          3
         """
         return (num_steps - 1) // self.stride + 1
 
     @calls.method(rows=("mask",), donates=True)
     def end_streams(self, state: SequenceState, *, mask: jax.Array | None = None) -> SequenceState:
-        """Close streams: the next row of each follows on none that is stored, such as after a run was resumed.
+        """Close streams: the next row of each continues no stored row, such as after a reset of the environments.
 
         Drawn items, handles and priorities stay as they are. From now on no sequence with rows from before and after
         this call can be drawn, so no n-step return or frame stack of a drawn sequence contains both; `later` stays
@@ -266,12 +259,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: windows "any" or "cut" without `gaps`, with `mask` or without; or `mask` has another shape.
 
         Examples:
-          >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
-          >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps, ends = np.array([[1], [2], [3]]), np.zeros((3, 1), bool)
-          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps, ends=ends))
-          >>> state = buffer.add(state, steps + 100, ends=ends)  # environments were reset
-          >>> buffer.get(state, buffer.newest(state, 4)).tolist()
+          >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
+          >>> state = sequences.end_streams(state)  # the environments were reset
+          >>> state = sequences.add(state, steps + 100, ends=ends)
+          >>> sequences.get(state, sequences.newest(state, 4)).tolist()
           [[1, 2], [2, 3], [101, 102], [102, 103]]
         """
         closed = checks.check_mask(jnp.ones(self.num_envs, bool) if mask is None else mask, (self.num_envs,))
@@ -287,19 +278,19 @@ class SequenceBuffer(Buffer[SequenceState]):
         law: Literal["uniform", "geometric", "last"] = "uniform",
         gamma: jax.Array | float = 0.99,
     ) -> tuple[Any, jax.Array]:
-        """A later row of the same episode for the first row of each sequence.
+        """Draw a later row of the same episode for the first row of each sequence.
 
         Needs `hindsight`, and costs O(log(length)) a row. The episode consists of its stored rows, up to the row that
         `add(ends=)` flagged, or the newest row. "last" and "uniform" are the strategies "final" and "future" of
         hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5). "geometric" is the
-        discounted law of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach et al.
-        2022, arXiv:2206.07568, section 3).
+        discounted distribution of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach
+        et al. 2022, arXiv:2206.07568, section 3).
 
         Args:
           state: unchanged.
           key: a PRNG key; not used by "last".
           indices: int [B], handles from `Sample.indices`.
-          law: the law of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
+          law: distribution of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
           gamma: the discount of "geometric", in [0, 1]; a number, or a traced float [].
 
         Returns:
@@ -312,12 +303,9 @@ class SequenceBuffer(Buffer[SequenceState]):
             a vector of integers.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
-          >>> steps = np.array([[1], [2], [3]])
-          >>> ends, key = np.array([[False], [False], [True]]), jax.random.key(0)
-          >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
-          >>> items, count = buffer.later(state, key, buffer.newest(state, 2), law="last")
-          >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
+          >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
+          >>> later, count = sequences.later(state, key, np.array([0, 1]), law="last")
+          >>> later.tolist(), count.tolist()  # from rows 1 and 2 to the newest of their episode
           ([3, 3], [2, 1])
         """
         if state.episodes is None:
@@ -335,10 +323,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         """Number of steps stored in all streams, int32 []; `size` is the number of drawable sequences.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> steps = np.array([[1], [2], [3]])
-          >>> state = buffer.add(buffer.init(steps), steps)
-          >>> int(buffer.stored_steps(state)), int(buffer.size(state))
+          >>> state = sequences.add(sequences.init(steps), steps, ends=ends)
+          >>> int(sequences.stored_steps(state)), int(sequences.size(state))
           (3, 2)
         """
         check_once(self, state)

@@ -1,6 +1,6 @@
-"""Any buffer as its shards: a buffer that is not `Sharded` is a single shard.
+"""Any buffer as a list of shards: a buffer that is not `Sharded` is a single shard.
 
-Code for both kinds tells them apart here, and nowhere else.
+All distinctions between sharded and plain buffers are made here.
 """
 
 import dataclasses
@@ -81,11 +81,7 @@ def unnormalized(buffer: Any) -> Any:
 
 @functools.cache
 def part_of(buffer: Any, num_shards: int, axis_name: str | None = None) -> Any:
-    """The configuration of one of `num_shards` shards of `buffer`.
-
-    Raises:
-      ValueError: its size is not a multiple of `num_shards`.
-    """
+    """The configuration of one of `num_shards` shards; a `ValueError` if the buffer's size is not a multiple of it."""
     name = buffer._storage_axes[-1]
     size = getattr(buffer, name)
     if size % num_shards:

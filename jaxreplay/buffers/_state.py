@@ -1,4 +1,4 @@
-"""What every buffer's state has, its checks, and the number of drawable items."""
+"""Fields common to all buffer states, and their checks."""
 
 import abc
 import functools
@@ -16,7 +16,7 @@ from jaxreplay.sum_tree import SumTree
 
 @struct.dataclass(kw_only=True)
 class State(layouts.BackendState):
-    """What the state of every buffer has.
+    """Fields common to all buffer states.
 
     Attributes:
       storage: the items.
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=State)
 
 
 def kind(num_slots: int, part: Any) -> Any:
-    """Number of slots, structure and sizes of a part of a state, without the fan-out of trees, a backend's own."""
+    """Number of slots, structure and sizes of a part of a state, without the fan-out of trees, a backend's choice."""
 
     def its(x: Any) -> Any:
         return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
@@ -76,7 +76,7 @@ def check_state(buffer: Any, state: Any) -> None:
 
 
 def check_once(buffer: Any, state: Any) -> None:
-    """Outside of a program: `_check_state`, cached by structure and shapes, of a state that was not donated."""
+    """Check a state in an eager call, once for all states of its structure and shapes; and that it was not donated."""
     leaves, treedef = jax.tree.flatten(state)
     xla.explain_donated(leaves[0], None)  # a call donates all or none
     try:
@@ -92,7 +92,7 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
 
 
 class Sized(abc.ABC):
-    """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
+    """Base of buffers and wrappers: `size`, `is_empty`, `can_sample`."""
 
     is_sharded: ClassVar[bool] = False
     locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
@@ -115,10 +115,8 @@ class Sized(abc.ABC):
         """True if no item is drawable, bool [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> # `init` ignores the values.
-          >>> bool(buffer.is_empty(buffer.init(np.array([10, 20, 30]))))
-          True
+          >>> bool(buffer.is_empty(state)), bool(buffer.is_empty(buffer.init(items)))
+          (False, True)
         """
         return jnp.logical_not(ring.at_least(self._count(state), 1))
 
@@ -126,9 +124,6 @@ class Sized(abc.ABC):
         """True if at least `batch_size` items are drawable, bool [].
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
           >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
           (True, False)
         """

@@ -1,4 +1,4 @@
-"""Uses of a buffer's items, and the items that may still be drawn.
+"""Counts of how often items came back to `update`, and the items that may still be drawn.
 
 A draw leaves the state unchanged, so uses are counted where drawn items come back, in `update`: once per row of the
 batch that names the item, even if its TD error is rejected.
@@ -20,7 +20,7 @@ MOST = 2**30  # a count grows beyond this by less than one batch
 
 @struct.dataclass
 class Uses(layouts.BackendState):
-    """Uses of a buffer's items, with `count_updates` or `max_uses`.
+    """Counts of the uses of a buffer's items, with `count_updates` or `max_uses`.
 
     Attributes:
       of_slots: int32 [num_slots], update rows since the item in each slot was inserted; saturates after 2**30.
@@ -68,7 +68,7 @@ class Uses(layouts.BackendState):
         return dataclasses.replace(self, of_slots=of_slots, late=late, unspent=unspent), spent
 
     def live(self, of: ring.Live, is_restricted: bool) -> ring.Live:
-        """`of`, with the tree of the slots that are not spent; `size` counts these."""
+        """The slots `of` that are not spent, with their tree; `size` counts them."""
         if self.unspent is None:
             return of
         unspent = sum_tree.restrict(self.unspent, of.start, of.size) if is_restricted else self.unspent

@@ -36,7 +36,7 @@ def region_of(shape: tuple[int, ...], index: tuple[slice, ...] | None = None) ->
 
 
 class Chunks(NamedTuple):
-    """How an array is cut into chunks; those at its end may be cut off."""
+    """The chunks into which an array is cut; the last ones may be smaller."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -121,11 +121,7 @@ def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, l
 
 
 def load(folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], sharding: Any) -> Any:
-    """An array, on the host or with a sharding: each device then gets its part.
-
-    Raises:
-      Damaged: a file is not as it was written.
-    """
+    """Load an array to the host, or its parts to the devices of a sharding; `Damaged` if a file is not as written."""
     if 0 in chunks.shape:
         return np.zeros(chunks.shape, chunks.dtype)
     num_bytes = math.prod(chunks.chunk) * chunks.dtype.itemsize  # of a chunk, not compressed
@@ -186,7 +182,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _in_threads(function: Callable[..., None], tasks: Iterable[Any], count: int) -> None:
-    """Call a function for each task, in at most `count` threads, of which this is one; returns when all have ended.
+    """Call a function for each task, in at most `count` threads, this one included; return when all have ended.
 
     Plain threads, as executors refuse work while the interpreter ends.
     """

@@ -60,11 +60,8 @@ def save(
         failed, and nobody has called what it returned: nothing is written then, and the next call does.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> state = buffer.init(np.array([10, 20, 30]))
-      >>> finish = jr.save(
-      ...     "run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False
-      ... )
+      >>> run = {"replay": state, "steps": 7}
+      >>> finish = jr.save("run/checkpoint", {"replay": buffer}, run, wait=False)
       >>> finish()  # now it is on the disk
     """
     folder = _files.absolute(path)
@@ -101,15 +98,15 @@ def save(
 
 
 def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> Any:
-    """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
+    """Read the state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
     A damaged or half-copied checkpoint is named in a warning, and the one before it is restored.
 
     `Sharded` buffers may have been saved with another number of devices, or without `Sharded`. Their states are then
     those that `migrate` makes of the saved ones.
 
-    An array gets the sharding of its leaf in `like`; else that of the `Sharded` to which it belongs; else it is on the
-    default device. NumPy arrays are restored as JAX arrays, Python numbers as Python numbers.
+    An array gets the sharding of its leaf in `like`; else the sharding of the `Sharded` to which it belongs; else it is
+    on the default device. NumPy arrays are restored as JAX arrays, Python numbers as Python numbers.
 
     Args:
       path: the path passed to `save`.
@@ -126,9 +123,6 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
         wrote them.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> state = buffer.add(buffer.init(items), items)
       >>> _ = jr.save("run/checkpoint", buffer, state)
       >>> state = jr.restore("run/checkpoint", buffer, like=buffer.init(items))
       >>> buffer.get(state, buffer.newest(state, 3)).tolist()
@@ -139,11 +133,9 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
 
 
 def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | None = None) -> Any:
-    """`use` applied to the folder and description of the newest checkpoint that is not damaged.
+    """Apply `use` to the folder and description of the newest checkpoint that is not damaged.
 
-    Raises:
-      FileNotFoundError: there is none.
-      ValueError: all are damaged.
+    Raises a `FileNotFoundError` if there is no checkpoint, and a `ValueError` if all are damaged.
     """
     folder, damaged, tried = _files.absolute(path), {}, set()
     while (number := _processes.on_first(lambda: _next(folder, step, tried))) >= 0:
@@ -170,7 +162,7 @@ def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | No
 
 
 def _next(folder: str, step: int | None, tried: set[int]) -> int:
-    """Number of the newest checkpoint of a step that was not tried, -1 if there is none."""
+    """Number of the newest checkpoint of a step that was not tried; -1 if there is none."""
     for number in _files.numbers(folder):
         if number not in tried:
             with contextlib.suppress(_files.Damaged):  # its step is unknown
@@ -265,11 +257,7 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
 
 
 def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
-    """`spec` with each state in the layout of the backend on which it was saved.
-
-    Raises:
-      ValueError: the saved state differs from it.
-    """
+    """`spec` with each state in the layout of the backend that saved it; a `ValueError` if the saved state differs."""
 
     def laid_out(path: Any, node: Any) -> Any:
         if _places.is_state(node):

@@ -1,4 +1,4 @@
-"""A configuration as plain values by field, and the differences between two of them.
+"""Configurations as plain values by field, and the differences between two of them.
 
 A configuration is a frozen dataclass, or a dict, list, tuple or NamedTuple of them. A callable is described by its name
 only. `Sharded` is described like the buffer in it. Meshes, and `donate`, do not affect what is stored, and are omitted.
@@ -24,11 +24,7 @@ class Field(NamedTuple):
 
 
 def fields(config: Any, where: str = "config", is_default: bool = False) -> Iterator[Field]:
-    """All fields of a configuration, also of those in it.
-
-    Raises:
-      ValueError: a value cannot be recorded; the message names the field.
-    """
+    """All fields of a configuration and of those in it; a `ValueError` names a field that cannot be recorded."""
     whole = whole_of(config)
     if isinstance(whole, jax.sharding.Mesh):
         return

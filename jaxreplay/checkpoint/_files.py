@@ -1,4 +1,4 @@
-"""The folders of checkpoints, and when one is deleted.
+"""Folders of checkpoints: how they are written, named, read and deleted.
 
 PATH/checkpoint_7/description.json  what was saved, and the size and CRC-32 of each file of its arrays
 PATH/checkpoint_7/arrays/3/         the array of leaf 3 in Zarr's format, as compressed chunks
@@ -30,11 +30,7 @@ class Damaged(ValueError):
 
 
 def absolute(path: str | os.PathLike) -> str:
-    """The absolute path as text.
-
-    Raises:
-      ValueError: `path` is empty, a URL, a checkpoint or in one.
-    """
+    """The absolute path as text; a `ValueError` if `path` is empty, a URL, a checkpoint or in one."""
     path = files.local(path, "a checkpoint")
     outer = os.path.realpath(path)
     while (folder := os.path.dirname(outer)) != outer:
@@ -112,7 +108,7 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
 
 
 def delete_older(path: str, newest: int, keep: int) -> None:
-    """Delete complete checkpoints but the `keep` newest, of which one is complete for certain."""
+    """Delete complete checkpoints but the `keep` newest, at least one of which is complete for certain."""
     kept = 0
     for number in numbers(path):
         folder, part = folder_of(path, number), folder_of(path, number, PART)

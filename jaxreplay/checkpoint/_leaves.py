@@ -1,4 +1,4 @@
-"""The arrays of a checkpoint: what is recorded of each, and its stored form.
+"""Leaves of a saved state: the record and the stored form of each.
 
 PRNG keys are stored as their data, and dtypes that file formats may not support (float8, int4, ...) as unsigned
 integers. Python numbers are stored in the description.
@@ -35,10 +35,9 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def record(path: str, leaf: Any) -> dict[str, Any]:
-    """What a description says of a leaf, an array or its shape and dtype.
+    """The record of a leaf, an array or its shape and dtype, in a description.
 
-    Raises:
-      ValueError: it is traced, no array or number, JAX would change its dtype, or its PRNG keys have no name.
+    A `ValueError` if it is traced, no array or number, JAX would change its dtype, or its PRNG keys have no name.
     """
     if isinstance(leaf, jax.core.Tracer):
         raise ValueError(f"leaf {path}: is traced; save and restore run on the host, outside of jit, scan and vmap.")
@@ -96,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 
 def part_of(content: dict[str, Any], where: str) -> dict[str, Any]:
-    """The description of the state at a path, as of a pytree of its own."""
+    """The part of a description for the state at a path, as if it was saved alone."""
     cut, within = len(where), f"{where}."
     leaves = [x | {"path": x["path"][cut:]} for x in content["leaves"] if x["path"].startswith(within)]
     static = {path[cut:]: value for path, value in content["static"].items() if path.startswith(within)}
@@ -203,7 +202,7 @@ _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
 
 
 def _alone(array: jax.Array) -> jax.Array:
-    """The same array of one device as a new object, which caches a copy on the host in place of it."""
+    """The same array of one device as a new object; a cached copy on the host then belongs to the new object."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 

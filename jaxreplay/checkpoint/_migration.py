@@ -1,4 +1,4 @@
-"""migrate: convert the state of a buffer to another capacity, sampler or number of shards."""
+"""migrate: converts the state of a buffer to another capacity, sampler or number of shards."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ KINDS = (ReplayBuffer, SequenceBuffer)
 
 @xla.reads_state
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
-    """The live items of `state` and their priorities, as a state of `new_buffer`.
+    """Convert a state of `old_buffer` to a state of `new_buffer` with the same items and priorities.
 
     Items keep their order of age. If the new buffer is smaller, the newest items are kept. Items of a `ReplayBuffer`
     are distributed evenly over the new shards. Across old shards, items are ordered by rank from the newest; ties go to
@@ -51,12 +51,9 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
         method `migrated`.
 
     Examples:
-      >>> old = jr.ReplayBuffer(capacity=4)
-      >>> new = jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
-      >>> items = np.array([10, 20, 30])
-      >>> state = jr.migrate(old, old.add(old.init(items), items), new)
-      >>> # The newest; there is no room for all.
-      >>> new.get(state, new.newest(state, 2)).tolist()
+      >>> new = jr.ReplayBuffer(capacity=2)
+      >>> state = jr.migrate(buffer, state, new)
+      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest items
       [20, 30]
     """
     old, new = shards_of(old_buffer), shards_of(new_buffer)
@@ -70,7 +67,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
 
 
 def moved(owner: _places.Owner, state: Any, is_laid_out: bool) -> Any:
-    """The state of a buffer for its new number of shards, from one that is not yet read, in this backend's layout."""
+    """The state of a buffer for a new number of shards, in this backend's layout; the old one may be unread."""
     if type(owner.old.whole) not in KINDS:
         raise ValueError(f"{owner.old.whole!r}: was saved with another number of devices; restore it with as many.")
     if not is_laid_out:
@@ -81,7 +78,7 @@ def moved(owner: _places.Owner, state: Any, is_laid_out: bool) -> Any:
 
 
 def _migrated(old: Shards, state: Any, new: Shards) -> Any:
-    """`state`, stacked, of whose arrays only those of the storage may be unread for long."""
+    """The new state, from a stacked one; its storage is read leaf by leaf, everything else at once."""
     in_memory = jax.tree.map(_on_host, dataclasses.replace(state, storage=None))
     state = dataclasses.replace(in_memory, storage=state.storage)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
@@ -115,7 +112,7 @@ def _live(old: Shards, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.ndarray:
-    """Distribute `values` in order over the slots of the new shards, [new shards, slots]; `fill` for empty slots."""
+    """Deal `values` in order to the slots of the new shards, [new shards, slots]; empty slots get `fill`."""
     dealt = np.full((new.num_shards, new.part._num_slots), fill, np.int32)
     for k in range(new.num_shards):
         its = values[shard == k]

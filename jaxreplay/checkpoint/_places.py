@@ -1,4 +1,4 @@
-"""Where the states of buffers are in a saved pytree, and with how many devices they were saved."""
+"""Places of buffer states in a saved pytree, and the number of shards they were saved with."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Communication between the processes of one program (`jax.distributed`) about a checkpoint."""
+"""Messages about a checkpoint between the processes of one program (`jax.distributed`)."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,11 +19,7 @@ def gather(numbers: Sequence[int]) -> np.ndarray:
 
 
 def on_first(function: Callable[[], int]) -> int:
-    """Result of `function` on the first process, broadcast to all. If it fails, all processes raise an error.
-
-    Raises:
-      OSError: `function` failed.
-    """
+    """Result of `function` on the first process, broadcast to all. If it fails, all processes raise an `OSError`."""
     number, error = FAILED, None
     if jax.process_index() == 0:
         try:

@@ -1,4 +1,4 @@
-"""The thread that writes a checkpoint, which no signal interrupts."""
+"""A thread that writes a checkpoint, which no signal interrupts."""
 
 import contextlib
 import os
@@ -38,11 +38,7 @@ class Writing(threading.Thread):
             self._heard.set()
 
     def begin(self) -> None:
-        """Start; returns when the checkpoint has its number.
-
-        Raises:
-          OSError: its folder cannot be made.
-        """
+        """Start; return when the checkpoint has its number. Raises an `OSError` if its folder cannot be made."""
         if self._is_first:
             with signals.Held():  # a save that comes after an interrupted one gets a later number
                 self.start()
@@ -65,7 +61,7 @@ class Writing(threading.Thread):
                 raise self.error
 
     def finish(self) -> None:
-        """Wait until the checkpoint is on the disk; raises the error of the write."""
+        """Wait until the checkpoint is on the disk; raise the error of the write."""
         with signals.Held() as held:
             while not self.ended.wait(LOOK_AGAIN):
                 held.deliver()
@@ -79,7 +75,7 @@ class Writing(threading.Thread):
         self._outcome()
 
     def raise_unheard(self) -> None:
-        """Raise the error of a write that has failed, unless somebody was given it."""
+        """Raise the error of a failed write, if nobody has seen it yet."""
         if not self._heard.is_set():
             self._outcome()
 
@@ -92,7 +88,7 @@ class Writing(threading.Thread):
         return self.number
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        """Take a step, unless one before has failed."""
+        """Take a step of the write, unless an earlier step has failed."""
         try:
             if self.error is None:
                 step()
@@ -117,7 +113,7 @@ class Writing(threading.Thread):
         self._files = _arrays.write(self._part(), arrays, self._is_first)
 
     def _end(self) -> None:
-        """Complete the checkpoint, or delete what is there of it."""
+        """Complete the checkpoint, or delete its unfinished folder."""
         self._attempt(self._complete)
         if self.error is not None and self.number >= 0:
             _files.delete(self._part())

@@ -1,4 +1,4 @@
-"""Curricula: difficulty pools, tasks and levels that are drawn by a score."""
+"""Curricula: choose the tasks or levels to train on, by pools of difficulty or by a score."""
 
 from jaxreplay.curricula import scores as scores
 from jaxreplay.curricula._levels import Levels as Levels

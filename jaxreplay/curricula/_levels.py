@@ -1,4 +1,4 @@
-"""Levels: prioritized level replay, a buffer of environments to replay."""
+"""Levels: prioritized level replay. A buffer of environment levels, drawn by score and staleness."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ class LevelsState(layouts.BackendState):
       rejected: int32 [], scores that were NaN; saturates at 2**31 - 1.
 
     Examples:
-      >>> state = jr.Levels(capacity=3).init({"walls": np.zeros((2, 2), bool)})
+      >>> state = levels.init({"walls": np.zeros((2, 2), bool)})
       >>> isinstance(state, jr.curricula.LevelsState), state.levels["walls"].shape
       (True, (3, 2, 2))
     """
@@ -45,7 +45,7 @@ class LevelsState(layouts.BackendState):
 
 @checks.config
 class Levels:
-    """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
+    """Keeps the levels with the highest scores, and draws them by score and staleness (prioritized level replay).
 
     A level is any pytree of arrays, such as the walls of a maze, or a seed. Source: Jiang, Grefenstette and
     Rocktäschel 2021 (Prioritized Level Replay, section 3); with a capacity: Jiang et al. 2021 (Replay-Guided
@@ -54,6 +54,8 @@ class Levels:
 
     P(i) = (1 - staleness) P_S(i) + staleness P_C(i). P_S is proportional to h_i^(1 / temperature), where h is the
     score, or 1 / rank by score. P_C is proportional to the number of insertions and draws since the level's latest.
+
+    All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
 
     Attributes:
       capacity: N, 1 to 2**24.
@@ -67,11 +69,10 @@ class Levels:
 
     Examples:
       >>> levels = jr.Levels(capacity=2, staleness=0.0, min_filled=0.5)
-      >>> state = levels.init(0)
-      >>> state, slots = levels.insert(state, np.array([7, 8, 9]), np.array([0.5, 0.1, 0.3]))
+      >>> state, scores = levels.init(0), np.array([0.5, 0.1, 0.3])
+      >>> state, slots = levels.insert(state, np.array([7, 8, 9]), scores)
       >>> slots.tolist(), state.levels.tolist()  # 8 had the lowest score
       ([0, -1, 1], [7, 9])
-      >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 4)
     """
 
     capacity: int = checks.field(checks.check_integer, 1, 2**24, "the number of levels")
@@ -85,13 +86,13 @@ class Levels:
     donate: bool = checks.field(checks.check_bool, "donate the state of eager calls", default=True)
 
     def init(self, level: Any) -> LevelsState:
-        """State without levels.
+        """State that holds no levels.
 
         Args:
           level: a level, or a pytree of `jax.ShapeDtypeStruct`; only shapes and dtypes are read.
 
         Examples:
-          >>> int(jr.Levels(capacity=8).init(np.zeros(3)).size)
+          >>> int(levels.init(np.zeros(3)).size)
           0
         """
         return LevelsState(
@@ -107,7 +108,7 @@ class Levels:
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
-        """Insert levels, as if one after the other.
+        """Insert levels, with the result of one insertion after the other.
 
         An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
         the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: one
@@ -123,14 +124,12 @@ class Levels:
         Returns:
           the state; and int32 [B], the slot where each level is now, -1 if it is not stored (any more).
 
-        Raises:
-          ValueError: other structure, shapes or dtypes, or a batch of 0 levels.
 
         Examples:
-          >>> levels = jr.Levels(capacity=1)
-          >>> state, slots = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.1, 0.2]))
-          >>> slots.tolist(), state.levels.tolist(), state.last.tolist()
-          ([-1, 0], [6], [2])
+          >>> state, scores = levels.init(0), np.array([0.1, 0.2, 0.3, 0.4])
+          >>> state, slots = levels.insert(state, np.array([5, 6, 7, 8]), scores)
+          >>> slots.tolist(), state.levels.tolist()  # 8 takes the slot of 5
+          ([-1, 1, 2, 0], [8, 6, 7])
         """
         levels = checks.as_arrays(levels)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
@@ -154,7 +153,7 @@ class Levels:
         return state, stored.at[row].set(slots, mode="drop", wrap_negative_indices=False)
 
     def _places(self, state: LevelsState, scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Slots that a batch may take, int32 [M] all different; and the row that each takes in the end, -1 for none."""
+        """Slots that a batch may take, int32 [M], distinct; and the row that each holds in the end, -1 for none."""
         n = self.capacity
         k = jnp.arange(min(n, scores.size), dtype=jnp.int32)
         num_empty = n - state.size
@@ -191,15 +190,10 @@ class Levels:
           scores: number [B]; NaN is ignored, and counted.
           mask: bool [B], True for rows that exist; None for all.
 
-        Raises:
-          ValueError: other shapes or dtypes.
-
         Examples:
-          >>> levels = jr.Levels(capacity=2)
           >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.25, 1.0]))
-          >>> state = levels.update(state, np.array([1, 1]), np.array([0.5, 0.75]))
-          >>> state.scores.tolist()
-          [0.25, 0.75]
+          >>> levels.update(state, np.array([1, 1]), np.array([0.5, 0.75])).scores.tolist()
+          [0.25, 0.75, -inf]
         """
         scores, mask = _check_rows(scores, mask, slots.size, "slot")
         mask &= (slots >= 0) & (slots < state.size)
@@ -224,15 +218,14 @@ class Levels:
           the state; slots, int32 [n], -1 if no level is stored; and the levels, [n, ...].
 
         Raises:
-          ValueError: `n` is not a positive integer, or the state is for another capacity; or no level is stored and the
-            call is eager. An eager call waits for the device to check this; under `jit` slots are -1.
+          ValueError: no level is stored and the call is eager. It waits for the device to check this; under `jit` slots
+            are -1.
 
         Examples:
-          >>> levels = jr.Levels(capacity=2, prioritization="proportional", staleness=0.0)
           >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.0, 0.2]))
-          >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 3)
-          >>> drawn.tolist(), state.last.tolist()
-          ([6, 6, 6], [1, 5])
+          >>> state, slots, drawn = levels.sample(state, key, 3)
+          >>> slots.tolist(), drawn.tolist()  # the level of score 0 is not drawn
+          ([1, 1, 1], [6, 6, 6])
         """
         self._check_state(state)
         n = checks.check_integer("n", n, 1, 2**24, "the number of draws")
@@ -250,10 +243,9 @@ class Levels:
 
     @calls.method()
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
-        """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
+        """Levels in `slots`, int [B], as leaves [B, ...]; arbitrary for slots without a level.
 
         Examples:
-          >>> levels = jr.Levels(capacity=2)
           >>> state, slots = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.1, 0.2]))
           >>> levels.get(state, slots[::-1]).tolist()
           [6, 5]
@@ -262,11 +254,10 @@ class Levels:
 
     @calls.method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
-        """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
+        """True if stored levels are to be replayed now, bool []: with `replay_probability`, once enough are stored.
 
         Examples:
-          >>> levels = jr.Levels(capacity=2)
-          >>> bool(levels.replay(levels.init(0), jax.random.key(0)))
+          >>> bool(levels.replay(levels.init(0), key))
           False
         """
         least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
@@ -277,9 +268,6 @@ class Levels:
         """Probability of each slot in a draw, float32 [N]; all 0 if no level is stored.
 
         Examples:
-          >>> levels = jr.Levels(
-          ...     capacity=3, prioritization="proportional", temperature=1.0, staleness=0.0
-          ... )
           >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.5, 1.5]))
           >>> levels.probabilities(state).tolist()
           [0.25, 0.75, 0.0]
@@ -305,17 +293,15 @@ class Levels:
 
     @calls.method()
     def metrics(self, state: LevelsState) -> dict[str, jax.Array]:
-        """Numbers of a state, float32 [] each.
+        """Numbers of a state for logging, float32 [] by name.
 
         `filled`: fraction of the capacity. `score` and `max_score`: mean and largest score of the stored levels, 0 if
         there are none. `perplexity`: exp(entropy) of a draw over the number of stored levels.
 
         Examples:
-          >>> levels = jr.Levels(capacity=4)
           >>> state, _ = levels.insert(levels.init(0), np.array([5, 6]), np.array([0.5, 1.5]))
-          >>> numbers = levels.metrics(state)
-          >>> float(numbers["filled"]), float(numbers["score"])
-          (0.5, 1.0)
+          >>> float(levels.metrics(state)["score"])
+          1.0
         """
         count = jnp.maximum(state.size, 1).astype(jnp.float32)
         return {

@@ -1,4 +1,4 @@
-"""Update of difficulty pools: a batch of tasks that enter queues, all at once as if one after the other.
+"""Update of difficulty pools: moves a batch of tasks at once, with the result of one move after the other.
 
 The rows of the batch come in order. Easy and hard are queues with a limit: first in, first out. The task of a row
 enters the row's queue, unless a queue holds the task. If this queue is then longer than its limit, its oldest member

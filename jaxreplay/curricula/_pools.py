@@ -1,4 +1,4 @@
-"""DifficultyPools: a curriculum over a fixed list of tasks; tasks always or never solved are parked.
+"""DifficultyPools: a curriculum over a fixed list of tasks; it parks tasks that are always or never solved.
 
 These are the difficulty pools of prime-rl (its pull request 2667) as pure functions. A draw, and a group of an update,
 cost O(log N) each.
@@ -42,7 +42,7 @@ def _threshold() -> Any:
 
 @checks.config
 class DifficultyPools:
-    """Samples the tasks to train on: tasks that are sometimes solved.
+    """Draws the tasks to train on: those that are sometimes solved.
 
     A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard
     (`<= hard_threshold`), else normal. Tasks are drawn from normal alone. They move:
@@ -55,6 +55,8 @@ class DifficultyPools:
 
     Normal is never empty. Without thresholds no task is parked. Tasks are numbered 0 to N - 1, one environment after
     the other. Thresholds and rewards are compared in float32.
+
+    All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
 
     Attributes:
       tasks_per_env: number of tasks of each environment; at most 2**24 in all.
@@ -129,11 +131,9 @@ class DifficultyPools:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> PoolsState:
-        """State with all tasks in normal, in order of their numbers.
+        """State with all tasks in the normal pool, in order of their numbers.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
           >>> pools.pool_of(pools.init()).tolist()
           [0, 0, 0, 0]
         """
@@ -156,16 +156,13 @@ class DifficultyPools:
           tasks, int32 [n], all -1 if there is no task to draw; and ok, bool [], False in that case.
 
         Raises:
-          ValueError: `n` is not a positive integer, or exceeds `num_tasks` without replacement; or there is no task to
-            draw and the call is eager. An eager call waits for the device to check this; under `jit` check `ok`.
+          ValueError: there is no task to draw and the call is eager, which waits for the device to check this; under
+            `jit` check `ok`. Or `n` exceeds `num_tasks` without replacement.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
-          >>> tasks, ok = pools.sample(state, jax.random.key(0), 16)
-          >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
+          >>> drawn, ok = pools.sample(state, key, 16)
+          >>> sorted(set(drawn.tolist())), bool(ok)  # task 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
@@ -202,12 +199,7 @@ class DifficultyPools:
           the state; and kept, bool [G], True for groups to train on. They have rollouts, and are neither rejected nor
           dropped by `online_difficulty_filtering`.
 
-        Raises:
-          ValueError: other shapes or dtypes.
-
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
           >>> rewards = np.array([[jnp.nan, 1.0], [0.0, 0.0]])
           >>> state, kept = pools.update(pools.init(), np.array([0, 1]), rewards)
           >>> # NaN is rejected; task 1 is hard.
@@ -251,10 +243,7 @@ class DifficultyPools:
         """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> pools.pool_of(state).tolist()
           [1, 2, 0, 0]
         """
@@ -265,10 +254,7 @@ class DifficultyPools:
         """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [1.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([1, 0]), rewards)
+          >>> state, kept = pools.update(pools.init(), np.array([1, 0]), np.ones((2, 1)))
           >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
           [1, 0, 0, 1]
         """
@@ -276,17 +262,14 @@ class DifficultyPools:
 
     @calls.method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
-        """Fractions, float32 [], over all environments and for each `env` by name; 0 if nothing was counted.
+        """Fractions for logging, float32 [] by name, over all environments and for each `env`; 0 without counts.
 
         `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
         `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped for a mean of 1, or 0.
         `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> numbers = pools.metrics(state)
           >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
           (0.25, 0.5)
@@ -307,10 +290,7 @@ class DifficultyPools:
         """Reset the counts of groups and rollouts to 0.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
@@ -323,19 +303,12 @@ class DifficultyPools:
 
         Use it when a run is resumed: `state` may come from other thresholds or fractions. From each pool
         round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
-        normal first, each pool from its oldest. Costs O(N log N).
-
-        Raises:
-          ValueError: a fraction is not a number in [0, 1].
+        normal first, each pool from its oldest. Costs O(N log N). Fractions are numbers in [0, 1].
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
-          >>> # Task 1 gets another chance.
-          >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)
-          >>> pools.pool_of(state).tolist()
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
+          >>> state = pools.recycle(state, key, hard_fraction=1.0)
+          >>> pools.pool_of(state).tolist()  # task 1 gets another chance
           [1, 0, 0, 0]
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
@@ -369,10 +342,7 @@ class DifficultyPools:
           ValueError: there is not one key per task, or `state` is a stack of states.
 
         Examples:
-          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
-          >>> rewards = np.array([[1.0, 1.0], [0.0, 0.0]])
-          >>> state, _ = pools.update(pools.init(), np.array([0, 1]), rewards)
+          >>> state, kept = pools.update(pools.init(), groups, rewards)
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """

@@ -1,4 +1,4 @@
-"""A list of tasks: arguments of a draw, groups of rollouts in an update, and keys, by which `remap` matches tasks.
+"""Functions for lists of tasks: checks of draws and updates, and the keys by which `remap` matches tasks.
 
 Groups are padded, which limits the number of compiled programs.
 """
@@ -24,7 +24,7 @@ def task_arguments(config: Any, key: Any, n: Any, replacement: Any) -> tuple[Any
 
 
 def distinct(key: jax.Array, mass: jax.Array, n: int) -> jax.Array:
-    """`n` different tasks by successive draws in proportion to `mass` (float32 [N]), int32 [n]; those of mass 0 last.
+    """`n` different tasks by successive draws in proportion to `mass` (float32 [N]), int32 [n]; tasks of mass 0 last.
 
     These are the n largest of log(mass) + Gumbel noise (Kool et al. 2019, Stochastic Beams and Where to Find Them,
     section 2.3). The noise is above -5.
@@ -34,11 +34,7 @@ def distinct(key: jax.Array, mass: jax.Array, n: int) -> jax.Array:
 
 
 def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
-    """Convert tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) to arrays of `xp`, NumPy or JAX.
-
-    Raises:
-      ValueError: other shapes or dtypes.
-    """
+    """Check tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]); return them as arrays of `xp`."""
     try:
         tasks = checks.as_int32(xp.asarray(tasks))
     except (TypeError, ValueError) as error:
@@ -74,7 +70,7 @@ def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: A
 
 
 def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Hexadecimal SHA-256 digest of some fields of a task, a key for `remap`.
+    """Make a key for `remap`: the hexadecimal SHA-256 digest of some fields of a task.
 
     Args:
       task: its fields by name, with JSON-serializable values.
@@ -99,13 +95,8 @@ def old_task_of_each(
 ) -> np.ndarray:
     """For each of `num_tasks` new tasks the number of its old task, or the number of old tasks if it is new; int32.
 
-    If a key occurs more than once, its first old task becomes its first new one, and so on.
-
-    Args:
-      old: an array of the old state, [number of old tasks].
-
-    Raises:
-      ValueError: there is not one key per task, or the state is a stack of states.
+    If a key occurs more than once, its first old task becomes its first new one, and so on. Raises a `ValueError` if
+    there is not one key per task, or if `old`, an array [number of old tasks] of the old state, has more axes.
     """
     if old.ndim != 1:
         raise ValueError(f"state: has tasks {list(old.shape)}; use jax.vmap for a stack of states.")

@@ -28,14 +28,14 @@ class TasksState(layouts.BackendState):
       tree: a leaf per task, its score.
       successes: float32 [N], decayed sum of each task's rewards.
       trials: float32 [N], decayed number of its rollouts.
-      last: int32 [N], number of updates before that of its latest group; 0 if it has none.
+      last: int32 [N], number of updates before the update with its latest group; 0 if it has none.
       updates: int32 [], number of updates with a group; saturates at 2**31 - 1.
       rejected: int32 [], groups with a task that does not exist or a reward outside [0, 1]; saturates at 2**31 - 1.
 
     Examples:
-      >>> state = jr.Tasks(num_tasks=3).init()
+      >>> state = tasks.init()
       >>> isinstance(state, jr.curricula.TasksState), state.trials.tolist()
-      (True, [0.0, 0.0, 0.0])
+      (True, [0.0, 0.0, 0.0, 0.0])
     """
 
     tree: sum_tree.SumTree
@@ -56,10 +56,12 @@ def _check_prior(name: str, value: Any) -> tuple[float, ...]:
 
 @checks.config
 class Tasks:
-    """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
+    """Draws the tasks to train on, in proportion to a score of each task's successes and trials.
 
-    The methods are those of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a
+    It has the methods of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a
     task, computes its score, and writes the score into a sum tree. A draw of n tasks costs O(n log N).
+
+    All methods raise a `ValueError` for an argument that is not as described, or for a state of another configuration.
 
     Attributes:
       num_tasks: N, 1 to 2**24. Tasks are numbered 0 to N - 1.
@@ -97,11 +99,11 @@ class Tasks:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> TasksState:
-        """State with no trials.
+        """State in which no task was tried.
 
         Examples:
-          >>> float(jr.sum_tree.total(jr.Tasks(num_tasks=8).init().tree))  # p (1 - p) of 1 / 2
-          2.0
+          >>> float(jr.sum_tree.total(tasks.init().tree))  # four scores p (1 - p) with p = 1 / 2
+          1.0
         """
         state = TasksState(
             tree=sum_tree.init(self.num_tasks),
@@ -130,14 +132,13 @@ class Tasks:
           tasks, int32 [n]; and ok, bool [], False if all scores are 0: then the draw is uniform.
 
         Raises:
-          ValueError: `n` is not a positive integer, or the state is for another number of tasks; or without
-            replacement `n` exceeds `num_tasks`, or the score is `Thompson`.
+          ValueError: without replacement, `n` exceeds `num_tasks`, or the score is `Thompson`.
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=3, score=jr.scores.success_band(0.4, 0.6))
-          >>> state, _ = tasks.update(tasks.init(), np.array([0, 2]), np.array([[1.0], [0.0]]))
-          >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
-          [1, 1, 1, 1]
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
+          >>> tasks.sample(state, key, 4)[0].tolist()  # nothing is known of task 2
+          [2, 2, 2, 2]
         """
         total = sum_tree.total(state.tree)
         if not replacement and isinstance(self.score, Thompson):
@@ -153,7 +154,7 @@ class Tasks:
         return jnp.where((total > 0) & (coin >= self.exploration), by_score, evenly), total > 0
 
     def _winners(self, rule: Thompson, state: TasksState, key: jax.Array, n: int) -> jax.Array:
-        """Winners of n draws, int32 [n]; with probability `exploration` simply the first candidate."""
+        """Winners of n draws, int32 [n]; the first candidate with probability `exploration`."""
         key, coin_key, choice_key = jax.random.split(key, 3)
         bits = random.random_bits(key, n * rule.candidates)
         drawn = random.random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
@@ -180,15 +181,11 @@ class Tasks:
           the state; and kept, bool [G], True for groups to train on. They have rollouts, and are neither rejected nor
           dropped by `online_difficulty_filtering`.
 
-        Raises:
-          ValueError: other shapes or dtypes.
-
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=2)
           >>> rewards = np.array([[1.0, 0.0], [2.0, 0.0]])  # 2 is not in [0, 1]
           >>> state, kept = tasks.update(tasks.init(), np.array([0, 1]), rewards)
           >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
-          ([True, False], [2.0, 0.0], 1)
+          ([True, False], [2.0, 0.0, 0.0, 0.0], 1)
         """
         return _task_lists.padded_update(self._update, state, tasks, rewards, mask)
 
@@ -235,23 +232,21 @@ class Tasks:
 
     @calls.method()
     def success_rates(self, state: TasksState) -> jax.Array:
-        """Each task's mean success rate with the prior, float32 [N].
+        """Mean success rate of each task, prior included, float32 [N].
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=2)
-          >>> state, _ = tasks.update(tasks.init(), np.array([1]), np.array([[0.0, 0.0]]))
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
           >>> tasks.success_rates(state).tolist()
-          [0.5, 0.25]
+          [0.75, 0.25, 0.5, 0.5]
         """
         won, lost = self.prior
         return (state.successes + won) / (state.trials + (won + lost))
 
     @calls.method()
     def probabilities(self, state: TasksState) -> jax.Array:
-        """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
+        """Probability of each task in a draw, float32 [N]; with `Thompson`, the probability of being a candidate.
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=4, exploration=0.5)
           >>> tasks.probabilities(tasks.init()).tolist()
           [0.25, 0.25, 0.25, 0.25]
         """
@@ -262,17 +257,15 @@ class Tasks:
 
     @calls.method()
     def metrics(self, state: TasksState) -> dict[str, jax.Array]:
-        """Numbers of a state, float32 [] each.
+        """Numbers of a state for logging, float32 [] by name.
 
         `tried`: fraction of tasks with a trial. `success`: mean success rate of these, without the prior.
         `perplexity`: exp(entropy) of a draw over N: 1 for uniform draws, 1 / N if one task has all the score.
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=4)
-          >>> state, _ = tasks.update(tasks.init(), np.array([0]), np.array([[1.0, 0.0]]))
-          >>> numbers = tasks.metrics(state)
-          >>> float(numbers["tried"]), float(numbers["success"])
-          (0.25, 0.5)
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
+          >>> float(tasks.metrics(state)["tried"]), float(tasks.metrics(state)["success"])
+          (0.5, 0.5)
         """
         tried = state.trials > 0
         count = jnp.sum(tried, dtype=jnp.float32)
@@ -297,10 +290,9 @@ class Tasks:
           ValueError: there is not one key per task, or `state` is a stack of states.
 
         Examples:
-          >>> old, new = jr.Tasks(num_tasks=2), jr.Tasks(num_tasks=3)
-          >>> state, _ = old.update(old.init(), np.array([1]), np.array([[1.0]]))
-          >>> new.remap(state, old_keys="ab", new_keys="bca").trials.tolist()
-          [1.0, 0.0, 0.0]
+          >>> state, kept = tasks.update(tasks.init(), groups, rewards)
+          >>> tasks.remap(state, old_keys="abcd", new_keys="dcba").trials.tolist()
+          [0.0, 0.0, 2.0, 2.0]
         """
         return self._remap(state, _task_lists.old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 

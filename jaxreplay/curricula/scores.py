@@ -29,9 +29,7 @@ def learnability(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax
     Learnability, section 3) and Rutherford et al. 2024 (No Regrets, section 4).
 
     Examples:
-      >>> jr.scores.learnability(
-      ...     np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0]), 0
-      ... ).tolist()
+      >>> jr.scores.learnability(np.array([1.0, 2.0, 3.0]), np.array([4.0]), 0).tolist()
       [0.1875, 0.25, 0.1875]
     """
     p = successes / trials
@@ -44,8 +42,8 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
     With a successes and b failures, prior included, it is sqrt(a b / ((a + b)^2 (a + b + 1))).
 
     Examples:
-      >>> one, eight = jr.scores.uncertainty(np.array([1.0, 4.0]), np.array([2.0, 8.0]), 0)
-      >>> bool(one > eight)  # the same rate, from fewer trials
+      >>> one, four = jr.scores.uncertainty(np.array([1.0, 4.0]), np.array([2.0, 8.0]), 0)
+      >>> bool(one > four)  # the same rate, from fewer trials
       True
     """
     p = successes / trials
@@ -53,18 +51,15 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
 
 
 def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: float = 0.0) -> Score:
-    """A score like pools: `inside` where hard < p < easy, else `outside`; p is the success rate.
+    """Make a score of two values: `inside` if hard < p < easy, else `outside`, where p is the success rate.
 
     Raises:
       ValueError: not 0 <= hard < easy <= 1, or a score is negative.
 
     Examples:
-      >>> score = jr.scores.success_band(0.2, 0.8, outside=0.1)
-      >>> [
-      ...     round(float(s), 2)
-      ...     for s in score(np.array([0.5, 1.0, 1.9]), np.array([2.0] * 3), 0)
-      ... ]
-      [1.0, 1.0, 0.1]
+      >>> score = jr.scores.success_band(0.2, 0.8, outside=0.0)
+      >>> score(np.array([0.5, 1.0, 1.9]), np.array([2.0]), 0).tolist()
+      [1.0, 1.0, 0.0]
     """
     return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
 
@@ -87,7 +82,7 @@ class _Band:
 
 @checks.config
 class Thompson:
-    """Thompson draws: of some random tasks, the best by a success rate that is drawn from its posterior.
+    """Thompson sampling: draws the best of some random tasks, by success rates drawn from their posteriors.
 
     For each draw, `candidates` tasks are drawn uniformly, and a success rate of each from its Beta posterior. The task
     whose rate has the highest `score` is chosen. Tasks with few trials have wide posteriors, so they are explored
@@ -99,7 +94,7 @@ class Thompson:
 
     Examples:
       >>> tasks = jr.Tasks(num_tasks=4, score=jr.scores.Thompson(candidates=8))
-      >>> tasks.sample(tasks.init(), jax.random.key(0), 3)[0].shape
+      >>> tasks.sample(tasks.init(), key, 3)[0].shape
       (3,)
     """
 
@@ -107,15 +102,15 @@ class Thompson:
     score: Score = learnability
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
-        """1: candidates are drawn uniformly."""
+        """1, so that candidates are drawn uniformly."""
         return jnp.ones_like(successes)
 
     def winner(self, key: jax.Array, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
-        """Column of the chosen candidate of each row, int32 [n], from counts [n, candidates].
+        """Column of the chosen candidate in each row, int32 [n], from counts [n, candidates].
 
         Examples:
           >>> tried, solved = np.full((1, 2), 1e4), np.array([[10.0, 5e3]])
-          >>> jr.scores.thompson.winner(jax.random.key(0), solved, tried, 0).tolist()
+          >>> jr.scores.thompson.winner(key, solved, tried, 0).tolist()
           [1]
         """
         rates = _beta_variates(key, successes, trials - successes)
@@ -127,7 +122,7 @@ thompson = Thompson()
 
 
 def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
-    """Mean over the finished episodes of the mean of max(advantage, 0) over their steps, float32 [B].
+    """Regret estimate: the mean over finished episodes of the mean of max(advantage, 0) over their steps, float32 [B].
 
     Source: Jiang et al. 2021 (Replay-Guided Adversarial Environment Design, section 3.2), with generalized advantages.
 
@@ -142,17 +137,16 @@ def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
       ValueError: other shapes.
 
     Examples:
+      >>> advantages = np.array([[1.0], [-3.0], [2.0], [9.0]])
       >>> ends = np.array([[False], [True], [True], [False]])
-      >>> jr.scores.positive_value_loss(
-      ...     np.array([[1.0], [-3.0], [2.0], [9.0]]), ends
-      ... ).tolist()  # (0.5 + 2) / 2
+      >>> jr.scores.positive_value_loss(advantages, ends).tolist()  # (0.5 + 2) / 2
       [1.25]
     """
     return _mean_of_episodes(jnp.maximum(_checked("advantages", advantages, ends), 0.0), ends)
 
 
 def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) -> jax.Array:
-    """Mean over the finished episodes of the mean of (largest return - value) over their steps, float32 [B].
+    """Regret estimate: as `positive_value_loss`, with (largest return - value) in place of advantages, float32 [B].
 
     Source: Jiang et al. 2021 (Replay-Guided Adversarial Environment Design, section 3.2). It does not depend on the
     agent's present policy as much as `positive_value_loss`.

@@ -1,4 +1,4 @@
-"""Data sets: recorded episodes as rows for buffers, and a recorder."""
+"""Data sets: readers for D4RL, Minari, OGBench and Flashbax vaults; a recorder."""
 
 from jaxreplay.datasets._recording import Recorder as Recorder
 from jaxreplay.datasets._recording import load as load

@@ -1,4 +1,4 @@
-"""Recorded data as rows of a `SequenceBuffer` or as transitions.
+"""Reads recorded data as rows of a `SequenceBuffer` or as transitions.
 
 Rows are as in `jaxreplay.SequenceBuffer`: each observation once, and one row without a step for the last observation of
 an episode. A data set is one stream, so the buffer has `num_envs=1`.
@@ -31,11 +31,10 @@ class Steps(NamedTuple):
       ends: bool [T, 1], True for the last row of an episode.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
-      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> int(buffer.size(buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)))
-      3
+      >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
+      >>> state = sequences.add(sequences.init(data.rows), data.rows, ends=data.ends)
+      >>> int(sequences.size(state))
+      2
     """
 
     rows: dict[str, Any]
@@ -51,11 +50,10 @@ class Steps(NamedTuple):
           ValueError: `sequence_length` is not a positive integer.
 
         Examples:
-          >>> x = np.array([1.0, 2.0, 3.0])
-          >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
-          >>> # Each of the three steps now starts a sequence of 4 rows.
-          >>> steps.padded(4).rows["step"][:, 0].tolist()
-          [True, True, True, False, False, False]
+          >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
+          >>> # Each of the two steps now starts a sequence of 4 rows.
+          >>> data.padded(4).rows["step"][:, 0].tolist()
+          [True, True, False, False, False]
         """
         count = max(checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "rows of a sequence") - 2, 0)
         rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
@@ -111,7 +109,7 @@ def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
 def from_arrays(
     observations: Any, actions: Any, rewards: Any, terminals: Any, timeouts: Any, next_observations: Any = None
 ) -> Steps:
-    """Rows from arrays of N steps, with episodes laid end to end as in D4RL.
+    """Make rows from arrays of N steps, with episodes laid end to end as in D4RL.
 
     An episode ends where it was terminated or timed out. If step N - 1 is neither, its episode is truncated there. The
     last step of a truncated episode has `truncated` True.
@@ -140,13 +138,11 @@ def from_arrays(
         left; or, inside an episode, a next observation is not the observation of the next step.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(
-      ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
-      ... )
-      >>> # 4 has no step.
-      >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()
-      ([1.0, 2.0, 3.0, 4.0], [True, True, True, False])
+      >>> ends = {"terminals": [0, 1], "timeouts": [0, 0]}
+      >>> data = jr.datasets.from_arrays(x, x, x, **ends, next_observations=x + 1)
+      >>> # 3 has no step.
+      >>> data.rows["observation"][:, 0].tolist(), data.rows["step"][:, 0].tolist()
+      ([1.0, 2.0, 3.0], [True, True, False])
     """
     numbers = as_numbers({"rewards": rewards, "terminals": terminals, "timeouts": timeouts})
     items = as_numbers({"observations": observations, "actions": actions})
@@ -172,7 +168,7 @@ def from_arrays(
 
 
 def from_ogbench(path: str | os.PathLike[str]) -> Steps:
-    """Rows from an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
+    """Read an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
 
     `terminals` marks the last row of an episode, which holds its last observation and no step. All episodes are
     truncated. The file has no rewards; all are 0, to be computed from the observations and a goal. For the rewards of a
@@ -189,10 +185,9 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
       ValueError: there is no such file, it lacks one of the three arrays, or `from_arrays` rejects them.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 0, 1])
+      >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 1])
       >>> jr.datasets.from_ogbench("walk.npz").rows["step"][:, 0].tolist()
-      [True, True, False]
+      [True, False]
     """
     names = ("observations", "actions", "terminals")
     if not zipfile.is_zipfile(path):
@@ -206,7 +201,7 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
 
 
 def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0.99) -> TransitionBatch:
-    """All n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
+    """Extract all n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
 
     They equal the transitions of `jaxreplay.n_step_transitions`, in order of time. A step in the last row of its
     episode, or of the data, has no next observation. Unless it was terminated, it is dropped, and windows end before
@@ -227,13 +222,10 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
       ValueError: `rows` lacks a leaf, shapes or dtypes are not as above, or `n` or `gamma` is out of range.
 
     Examples:
-      >>> x = np.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(
-      ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
-      ... )
-      >>> batch = jr.datasets.transitions(*steps, n=2, gamma=0.5)
+      >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
+      >>> batch = jr.datasets.transitions(*data, n=2, gamma=0.5)
       >>> batch.Rn.tolist(), batch.In.tolist()  # windows end with the terminated step
-      ([2.0, 3.5, 3.0], [0.25, 0.0, 0.0])
+      ([2.0, 2.0], [0.0, 0.0])
     """
     rows, (length, num_envs) = check_rows(rows)
     ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
@@ -278,7 +270,7 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
 
 
 def from_minari(dataset: Any) -> Steps:
-    """Rows from a `minari.MinariDataset`, episode by episode.
+    """Read a `minari.MinariDataset`, episode by episode.
 
     A Minari episode of T steps has T + 1 observations, which are its rows. It is terminated or truncated according to
     its last step, and truncated if that step has neither flag. Truncations before the last step are ignored. Nested
@@ -296,19 +288,16 @@ def from_minari(dataset: Any) -> Steps:
         not have one more observation than actions, or no step is left.
 
     Examples:
-      >>> import gymnasium, minari, numpy as np
-      >>> x, box = np.arange(4.0), gymnasium.spaces.Box(0, 9, ())
+      >>> import gymnasium, minari
+      >>> flags = {"terminations": x > 1, "truncations": x < 0}
       >>> episode = minari.data_collector.EpisodeBuffer(
-      ...     observations=x,
-      ...     actions=x[1:],
-      ...     rewards=x[1:],
-      ...     terminations=x[1:] > 2,
-      ...     truncations=x[1:] < 0,
+      ...     observations=np.arange(3.0), actions=x, rewards=x, **flags
       ... )
+      >>> box = gymnasium.spaces.Box(0, 9, ())
       >>> spaces = {"observation_space": box, "action_space": box}
       >>> dataset = minari.create_dataset_from_buffers("walk/made-v0", [episode], **spaces)
       >>> jr.datasets.from_minari(dataset).rows["reward"][:, 0].tolist()
-      [1.0, 2.0, 3.0, 0.0]
+      [1.0, 2.0, 0.0]
     """
     if not hasattr(dataset, "iterate_episodes"):
         raise ValueError(f"dataset={dataset!r}: must be a minari.MinariDataset; load one with minari.load_dataset.")

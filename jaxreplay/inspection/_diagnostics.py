@@ -46,7 +46,7 @@ def diagnostics(
     sample: Sample | None = None,
     thorough: bool = False,
 ) -> Numbers:
-    """Numbers about a buffer and its draws for logging: float32 [] by name, all finite.
+    """Compute numbers about a buffer and its draws for logging: float32 [] by name, all finite.
 
     Works under `jit`, `scan` and `vmap`. The names depend only on the types of the arguments. Undefined numbers, such
     as averages over an empty buffer, are 0. Without `key` and `sample` nothing is drawn:
@@ -103,9 +103,7 @@ def diagnostics(
       ValueError: `buffer` is of another type, `state` does not belong to it, or both a key and a sample are given.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> numbers = jr.diagnostics(buffer, buffer.add(buffer.init(items), items))
+      >>> numbers = jr.diagnostics(buffer, state)
       >>> float(numbers["size"]), float(numbers["fill"])
       (3.0, 0.75)
     """

@@ -38,10 +38,9 @@ class Memory:
       other: bytes of all else: counters, flags, handles, queues.
 
     Examples:
-      >>> frames = {"obs": jax.ShapeDtypeStruct((1, 84, 84), jnp.uint8)}
-      >>> found = jr.memory(jr.ReplayBuffer(capacity=1000), frames, backend="cpu")
-      >>> found.leaves, found.tree
-      ({"['obs']": 7056000}, 0)
+      >>> found = jr.memory(buffer, {"obs": np.zeros((1, 84, 84), np.uint8)}, backend="cpu")
+      >>> found.leaves
+      {"['obs']": 28224}
     """
 
     backend: str
@@ -67,7 +66,7 @@ class Memory:
 
 
 def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Memory:
-    """Memory of a buffer's state on each device. Nothing is allocated.
+    """Bytes of a buffer's state on each device, without allocating it.
 
     A stack of n states, such as `jax.vmap` over n seeds makes, takes n times as much.
 
@@ -75,16 +74,13 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded`, `DifficultyPools`, `Tasks` or
         `Levels`.
       items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools` and `Tasks`.
-      backend: "cpu", "gpu" or "tpu", which need not be present; None for that of the state that `init` makes.
+      backend: "cpu", "gpu" or "tpu", which need not be present; None for the backend of the state that `init` makes.
 
     Raises:
       ValueError: there is no such backend, or as the buffer's `init`.
 
     Examples:
-      >>> rows = {
-      ...     "obs": jax.ShapeDtypeStruct((1, 17), jnp.float32),
-      ...     "reward": jax.ShapeDtypeStruct((1,), jnp.float32),
-      ... }
+      >>> rows = {"obs": np.zeros((1, 17), np.float32), "reward": np.zeros(1, np.float32)}
       >>> jr.memory(jr.ReplayBuffer(capacity=1000), rows, backend="gpu")
       gpu, 1 device                      bytes
       ['obs']        float32[1000, 17]  68,000

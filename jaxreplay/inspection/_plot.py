@@ -1,4 +1,4 @@
-"""plot: what a buffer stores and what it draws, as one figure. Matplotlib is imported when the first is made."""
+"""plot: one figure of the items of a buffer and of draws from it. Imports matplotlib on first use."""
 
 import functools
 from typing import Any
@@ -31,8 +31,8 @@ def plot(buffer: Any, state: Any) -> Any:
 
     It shows all items and some 16,000 draws, in O(N log N). `figure.savefig` writes a file; a notebook that has
     imported `matplotlib.pyplot` shows the figure. A `Mixture` has a row for each source, with the source's own weights.
-    A buffer without priorities has no panel of them, a `ReservoirBuffer` none of ages. Of a stack of states, as
-    `jax.vmap` makes it, plot one.
+    A buffer without priorities has no panel of them, a `ReservoirBuffer` none of ages. Plot a stack of states, as
+    `jax.vmap` makes it, one by one.
 
     Args:
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Sharded` or `Mixture`.
@@ -46,10 +46,7 @@ def plot(buffer: Any, state: Any) -> Any:
       ValueError: values are traced, `buffer` is of another type, or `state` does not belong to it.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-      >>> items = np.array([10, 20, 30, 40])
-      >>> figure = jr.plot(buffer, buffer.add(buffer.init(items), items))
-      >>> [panel.get_title(loc="left") for panel in figure.axes]
+      >>> [panel.get_title(loc="left") for panel in jr.plot(buffer, state).axes]
       ['Priorities', 'Ages', 'Cumulative mass', 'Importance weights']
     """
     if not isinstance(_shards.whole_of(buffer), _base.Buffer | Mixture):

@@ -1,4 +1,4 @@
-"""testing: checks of the rules that every buffer and sampler must follow, for tests of custom ones.
+"""testing: checks of the rules that every buffer and sampler follows, for the tests of your own.
 
 `check_buffer` and `check_sampler` compile and run a few small programs. A broken rule raises an `AssertionError` that
 begins with the rule. Import this module explicitly, `from jaxreplay import testing`: it needs chex.

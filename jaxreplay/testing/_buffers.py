@@ -1,4 +1,4 @@
-"""Checks of a buffer, and what those of a sampler have in common with them."""
+"""check_buffer, and the functions that check_sampler also uses."""
 
 import contextlib
 import copy
@@ -46,7 +46,7 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
     Examples:
       >>> from jaxreplay import testing
       >>> testing.check_buffer(jr.ReplayBuffer(capacity=12), {"x": np.zeros((5, 3))})
-      >>> testing.check_buffer([], {"x": np.zeros((5, 3))})
+      >>> testing.check_buffer([], items)
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
@@ -66,14 +66,14 @@ def check_buffer(buffer: Any, items: Any, *, key: Any = None, batch_size: int = 
 
 
 def keys_of(key: Any) -> list[Any]:
-    """The keys of a check, of its argument."""
+    """The list of keys of a check, from its argument `key`."""
     if isinstance(key, list) and not key:
         raise ValueError("key=[]: must be a key, or a list of one or more, with each of which the check is repeated.")
     return key if isinstance(key, list) else [jax.random.key(0) if key is None else key]
 
 
 def compiled(*static: int) -> Callable[[Callable[..., Any]], Any]:
-    """A method as a program of its instance, which goes with it; positions of static arguments do not count `self`."""
+    """Decorator: jit a method for each instance, which owns the program. Static positions do not count `self`."""
     return lambda method: functools.cached_property(
         lambda self: jax.jit(functools.partial(method, self), static_argnums=static)
     )
@@ -99,7 +99,7 @@ class _Runs:
 
     @functools.cached_property
     def draws(self) -> int:
-        """The rows of a draw that shows a law: fewer where each item is drawn once, and the buffer refuses so many."""
+        """Number of rows of a draw that shows the distribution; fewer if the buffer draws each item only once."""
         rows, state = DRAWS, jax.eval_shape(self.init)
         while rows > self.batch_size:
             try:
@@ -246,7 +246,7 @@ def _adder(buffer: Any) -> Add:
 
 @contextlib.contextmanager
 def rule(text: str, exempt: Collection[str] = ()) -> Iterator[None]:
-    """Convert any error inside to an `AssertionError` that begins with `text`; ignore those of exempt rules."""
+    """Convert any error inside to an `AssertionError` that begins with `text`; ignore errors of exempt rules."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The rules, which begin the messages of broken ones."""
+"""The rules as text: the error of a broken rule begins with it."""
 
 CONFIG = "a configuration is frozen, hashable, and equal to its copies"
 ABSTRACT = "init accepts arrays and jax.ShapeDtypeStruct, and ignores values"

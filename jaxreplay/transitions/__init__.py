@@ -1,4 +1,4 @@
-"""Transitions: traced from steps, extracted from sequences, and relabelled in hindsight."""
+"""Transitions: traced step by step, extracted from sequences, or relabelled in hindsight."""
 
 from jaxreplay.transitions._autoreset import AutoresetState as AutoresetState
 from jaxreplay.transitions._autoreset import NextStepAutoreset as NextStepAutoreset

@@ -23,12 +23,9 @@ class AutoresetState:
       waiting: bool [], True if the episode has ended and the next call only starts a new one.
 
     Examples:
-      >>> env = jr.NextStepAutoreset(
-      ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
-      ... )
-      >>> state = env.init(env_state=0, obs=np.zeros(2))
-      >>> isinstance(state, jr.transitions.AutoresetState), bool(state.waiting)
-      (True, False)
+      >>> env = jr.NextStepAutoreset(env_step=lambda *_: (0, 0, 1.0, True, False, 9))
+      >>> isinstance(env.init(env_state=0, obs=0), jr.transitions.AutoresetState)
+      True
     """
 
     env: Any
@@ -38,7 +35,7 @@ class AutoresetState:
 
 @checks.config
 class NextStepAutoreset:
-    """Converts same-step to next-step autoreset for one environment; map it with `jax.vmap` for more.
+    """Converts an environment from same-step to next-step autoreset; use `jax.vmap` for several environments.
 
     With same-step autoreset, the last step of an episode returns the first observation of the next one. The final
     observation is passed separately (gymnax: `info["final_observation"]`). The stream of observations then lacks the
@@ -59,7 +56,7 @@ class NextStepAutoreset:
       >>> def env_step(key, place, action):
       ...     done, after = place == 1, jnp.where(place == 1, 0, place + 1)
       ...     return after, after, 1.0, done, False, place + 1
-      >>> env, key = jr.NextStepAutoreset(env_step=env_step), jax.random.key(0)
+      >>> env = jr.NextStepAutoreset(env_step=env_step)
       >>> state, rows = env.init(jnp.int32(0), jnp.int32(0)), []
       >>> for _ in range(4):
       ...     state, obs, reward, terminated, truncated, step = env.step(state, None, key)
@@ -78,11 +75,9 @@ class NextStepAutoreset:
         """State of an environment that has just been reset to `obs`.
 
         Examples:
-          >>> env = jr.NextStepAutoreset(
-          ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
-          ... )
-          >>> env.init(env_state=0, obs=np.zeros(2)).obs.tolist()
-          [0.0, 0.0]
+          >>> env = jr.NextStepAutoreset(env_step=lambda *_: (0, 0, 1.0, True, False, 9))
+          >>> bool(env.init(env_state=0, obs=0).waiting)
+          False
         """
         env_state, obs = xla.copy(xla.copy_numpy((env_state, obs)))  # the caller may donate both the state and obs
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
@@ -90,7 +85,7 @@ class NextStepAutoreset:
     def step(
         self, state: AutoresetState, action: Any, key: jax.Array
     ) -> tuple[AutoresetState, Any, jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Make a step, or start the next episode.
+        """Make a step, or start the next episode if the last call ended one.
 
         Args:
           state: the state from `init` or the last call.
@@ -105,15 +100,10 @@ class NextStepAutoreset:
             flags, and observations and states with the structure and shapes of `state`.
 
         Examples:
-          >>> # Episodes of one step.
-          >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)
-          >>> env = jr.NextStepAutoreset(env_step=env_step)
-          >>> state = env.init(env_state=0, obs=0)
-          >>> state, obs, reward, terminated, truncated, step = env.step(
-          ...     state, None, jax.random.key(0)
-          ... )
-          >>> # The final observation; the next call starts an episode.
-          >>> int(obs), bool(terminated), bool(state.waiting)
+          >>> # Episodes of one step, with the final observation 9.
+          >>> env = jr.NextStepAutoreset(env_step=lambda *_: (0, 0, 1.0, True, False, 9))
+          >>> state, obs, reward, terminated, *_ = env.step(env.init(0, 0), None, key)
+          >>> int(obs), bool(terminated), bool(state.waiting)  # the next call starts an episode
           (9, True, True)
         """
         checks.check_state(self, state, AutoresetState)

@@ -40,11 +40,9 @@ class TransitionBatch:
 
     Examples:
       >>> x = np.array([1.0, 2.0])
-      >>> batch = jr.TransitionBatch(
-      ...     S=x, A=x, logP=None, Rn=x, In=np.array([0.5, 0.0]), S_next=x + 1
-      ... )
-      >>> # Where Q(s) = 10 s; the second ends there.
-      >>> (batch.Rn + batch.In * 10.0 * batch.S_next).tolist()
+      >>> ends = {"Rn": x, "In": np.array([0.5, 0.0])}  # the second transition terminates
+      >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, S_next=x + 1, **ends)
+      >>> (batch.Rn + batch.In * 10.0 * batch.S_next).tolist()  # targets, if Q(s) = 10 s
       [11.0, 2.0]
     """
 
@@ -65,13 +63,9 @@ class TransitionBatch:
         """Multiply `W` by importance weights [B] and set `idx` to handles [B].
 
         Examples:
-          >>> x = np.array([1.0, 2.0])
-          >>> batch = jr.TransitionBatch(
-          ...     S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=np.array([2.0, 2.0])
-          ... )
           >>> drawn = batch.with_draw(weights=np.array([1.0, 0.5]), handles=np.array([7, 8]))
           >>> drawn.W.tolist(), drawn.idx.tolist()
-          ([2.0, 1.0], [7, 8])
+          ([1.0, 0.5], [7, 8])
         """
 
         def spread(x: jax.Array) -> jax.Array:  # over [B] or [B, sequence_length]
@@ -121,10 +115,9 @@ class TransitionBatch:
           TypeError: an argument is not as above.
 
         Examples:
-          >>> batch = jr.TransitionBatch.from_single(
-          ...     s=1.0, a=0, logp=-0.5, r=2.0, done=False, gamma=0.5, s_next=3.0
-          ... )
-          >>> batch.batch_size, batch.Rn.tolist(), batch.In.tolist()
+          >>> step = {"s": 1.0, "a": 0, "logp": -0.5, "r": 2.0, "done": False, "s_next": 3.0}
+          >>> single = jr.TransitionBatch.from_single(**step, gamma=0.5)
+          >>> single.batch_size, single.Rn.tolist(), single.In.tolist()
           (1, [2.0], [0.5])
         """
         _check_numbers("logp", logp, lambda x: x <= 0, "a log-propensity is a number at most 0", is_one=False)
@@ -146,16 +139,11 @@ class TransitionBatch:
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
         """Iterate over the transitions as batches of one; from last to first if `reverse`.
 
-        Invalid rows are skipped, and the batches have `valid` None.
-
-        Raises:
-          ValueError: `valid` is traced.
+        Skips rows that are not `valid`, which must not be traced. The batches have `valid` None.
 
         Examples:
-          >>> x = np.array([1.0, 2.0, 3.0])
-          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, valid=x > 1)
           >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
-          [[3.0], [2.0]]
+          [[2.0], [1.0]]
         """
         if isinstance(self.valid, jax.core.Tracer):
             raise ValueError("valid: is traced, so it is not known; call to_singles outside of jit, or set valid=None.")
@@ -168,8 +156,6 @@ class TransitionBatch:
         """A new batch with the same leaves, or with copies of them if `deep`.
 
         Examples:
-          >>> x = np.array([1.0, 2.0])
-          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
           >>> batch.copy().Rn is batch.Rn, batch.copy(deep=True).Rn is batch.Rn
           (True, False)
         """
@@ -218,13 +204,9 @@ def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def rows_to_write(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
-    """Rows to write, bool of `shape`: True where `mask` and all flags found by `without_valid` are True.
+    """Rows to write, bool of `shape`: True where `mask` and all flags found by `without_valid` are; None for all rows.
 
-    Returns:
-      None for all rows, if there are no flags.
-
-    Raises:
-      ValueError: a flag array has another shape or dtype; the message names it.
+    A `ValueError` names an array of flags with another shape or dtype.
     """
     named = valid if mask is None else valid | {"mask": mask}
     flags = [checks.check_mask(flag, shape, name) for name, flag in named.items()]

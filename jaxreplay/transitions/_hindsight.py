@@ -1,4 +1,4 @@
-"""Hindsight experience replay: drawn sequences relabelled with goals that were achieved."""
+"""Hindsight experience replay: relabels drawn sequences with goals that were achieved."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ def hindsight(
       >>> rows["reward"] = np.array([[-1, -1]])
       >>> def reward(achieved, goal):
       ...     return jnp.where(achieved == goal, 0, -1)
-      >>> new, _ = jr.hindsight(jax.random.key(0), rows, np.array([2]), reward, share=1.0)
+      >>> new, _ = jr.hindsight(key, rows, np.array([2]), reward, share=1.0)
       >>> # The action of the first row led to 2, now the goal.
       >>> new["desired_goal"].tolist(), new["reward"].tolist()
       ([[2, 2]], [[0, -1]])

@@ -1,4 +1,4 @@
-"""Priorities, burn-in and frame stacks of drawn sequences."""
+"""Functions for drawn sequences: their priorities, burn-in and frame stacks."""
 
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ from jaxreplay._common import checks, xla
 
 @xla.copies_numpy
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, eta: float = 0.9) -> jax.Array:
-    """One TD error per sequence, eta * max |td_error| + (1 - eta) * mean |td_error|, for `SequenceBuffer.update`.
+    """Reduce the TD errors of each sequence to one for `update`: eta * max |td_error| + (1 - eta) * mean |td_error|.
 
     From Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3).
 
@@ -73,7 +73,7 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
 
 @xla.copies_numpy
 def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
-    """Stacks of the last `k` frames at each step of drawn sequences that has at least k - 1 steps before it.
+    """Stack the last `k` frames at each step of drawn sequences that has at least k - 1 steps before it.
 
     Args:
       frames: [B, L, ...], single frames.

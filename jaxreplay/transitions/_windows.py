@@ -87,11 +87,7 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
 
 
 def check_gamma(gamma: Any) -> Any:
-    """`gamma`: None, a number in [0, 1], or an array [] or [num_envs]; a vector of NumPy becomes one of JAX.
-
-    Raises:
-      ValueError: it is none of these, or is known and out of range.
-    """
+    """`gamma`: None, a number in [0, 1], or an array [] or [num_envs]; a `ValueError` if it is known to be none."""
     if not isinstance(gamma, np.ndarray | jax.Array) or gamma.ndim != 1:
         return gamma if gamma is None else checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
     found = checks.as_float(checks.as_real("gamma", gamma, "one number, or one per environment"))
@@ -199,7 +195,7 @@ def _powers(x: jax.Array, width: int) -> jax.Array:
 def _products(discount: jax.Array, inside: jax.Array) -> jax.Array:
     """Products of the first 0 to `width` discounts [K, width, E] of windows; `inside` is True in the window.
 
-    A window in which all are equal has the powers, bit for bit. Derivatives are those of the products.
+    A window in which all are equal has the powers, bit for bit. Its derivatives are those of the products.
     """
     products = jnp.pad(jnp.cumprod(discount, axis=1), ((0, 0), (1, 0), (0, 0)), constant_values=1)
     is_equal = jnp.all((discount == discount[:, :1]) | ~inside, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Wrappers: around a buffer, with its methods."""
+"""Wrappers: objects around one or more buffers, with the methods of a buffer."""
 
 from jaxreplay.wrappers._bound import Bound as Bound
 from jaxreplay.wrappers._bound import bind as bind

@@ -37,11 +37,10 @@ class Bound(Generic[C]):
       state: its state. Functions such as `jaxreplay.save` and `diagnostics` take both: (path, x.config, x.state).
 
     Examples:
-      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), np.array([1.0]), np.array([False])
-      >>> tracing = jr.bind(tracer, tracer.init(obs, obs, obs, no, no, obs))
-      >>> tracing, batch, valid = tracing.add(obs, obs, obs, no, no, obs + 1)
-      >>> isinstance(tracing, jr.Bound), tracing.n, int(tracing.state.count)
-      (True, 2, 1)
+      >>> bound = jr.bind(pools, pools.init())
+      >>> bound, kept = bound.update(groups, rewards)
+      >>> isinstance(bound, jr.Bound), bound.num_tasks, bound.pool_of().tolist()
+      (True, 4, [1, 2, 0, 0])
     """
 
     config: C = struct.field(pytree_node=False)
@@ -110,7 +109,7 @@ def bind(config: C, state: Any) -> Bound[C]: ...
 
 
 def bind(config: Any, state: Any) -> Any:
-    """The configuration and its state as one pytree, with methods that take no state.
+    """Join a configuration and its state in one pytree, with methods that take no state.
 
     Use it to carry one object through `jit`, `scan` and `vmap`, such as an agent's train state with a replay buffer as
     a field. Its leaves are the leaves of the state. It draws and donates as the buffer does.
@@ -128,13 +127,9 @@ def bind(config: Any, state: Any) -> Any:
         stack of states, `jax.vmap(lambda state: bind(config, state))(states)`.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=100)
-      >>> replay = jr.bind(buffer, buffer.init({"x": np.zeros((4, 2))}))
-      >>> replay = replay.add({"x": np.ones((4, 2))})
-      >>> replay.sample(jax.random.key(0), batch_size=8).items["x"].shape
-      (8, 2)
-      >>> int(replay.size())
-      4
+      >>> replay = jr.bind(buffer, state).add(items + 5)
+      >>> replay.sample(key, batch_size=8).items.shape, int(replay.size())
+      ((8,), 4)
     """
     try:
         hash(config)

@@ -1,4 +1,4 @@
-"""Limiter: who may add, and who may draw.
+"""Limiter: keeps the number of drawn items near a fixed ratio of the number of added items.
 
 **Rule.** Draws begin when enough items are stored. Let A and D be the numbers of items added and drawn since then. The
 balance is ratio * A - D, the number of items that may still be drawn. An addition passes if the balance after it is at
@@ -20,7 +20,7 @@ from fractions import Fraction
 
 
 class Limiter:
-    """Counts of added and drawn items, and the rule; not safe for threads by itself.
+    """Counts added and drawn items, and applies the rule; not safe for threads by itself.
 
     Attributes:
       ratio: items drawn for each item added; None for no limit.
@@ -36,7 +36,7 @@ class Limiter:
 
     @property
     def slack(self) -> float:
-        """The largest balance, either way."""
+        """The largest absolute balance."""
         return self._bound() / self._den
 
     @property
@@ -45,16 +45,12 @@ class Limiter:
         return self._balance() / self._den
 
     def begin(self) -> None:
-        """Draws are possible from now on."""
+        """Allow draws from now on."""
         if not self.began:
             self.began, self.added = True, 0
 
     def register(self, added: int, drawn: int) -> None:
-        """Account for the size of a call that is about to wait or to pass.
-
-        Raises:
-          ValueError: with the given slack the call might wait for ever.
-        """
+        """Note the size of a call before it waits; a `ValueError` if it might wait for ever with the given slack."""
         if self.ratio is None or not self.began:
             return
         change = self._change(added, drawn)
@@ -73,12 +69,12 @@ class Limiter:
         return change == 0 or (after <= self._bound() if change > 0 else after >= -self._bound())
 
     def count(self, added: int, drawn: int) -> None:
-        """Account for a call that has passed."""
+        """Count a call that has passed."""
         if self.ratio is not None:
             self.added, self.drawn = self.added + added, self.drawn + drawn
 
     def text(self) -> str:
-        """The counts, for messages."""
+        """The counts as text for messages."""
         if self.ratio is None:
             return "no ratio"
         if not self.began:

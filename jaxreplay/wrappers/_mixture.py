@@ -97,8 +97,8 @@ class Mixture(Sized):
         items of one structure, shape and dtype.
       shares: a positive number for each buffer, normalized to sum 1; None for equal shares.
       weights: "own": the weights that each buffer gives its rows, normalized within the source if at all. "joint":
-        importance weights for the mixture, by `shares`, of the uniform laws over each source's items (see the head of
-        the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. Samplers with a
+        importance weights for the mixture, by `shares`, of uniform distributions over each source's items (see the head
+        of the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. Samplers with a
         `normalize` must agree on it: "batch" divides by the largest weight of the whole batch; None, also if no sampler
         has one, divides by nothing; "global" is refused. The share of a source without items, or without rows in the
         batch, is missing from the mean.
@@ -106,9 +106,8 @@ class Mixture(Sized):
     Examples:
       >>> online, offline = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)
       >>> buffer = jr.Mixture(buffers=(online, offline), shares=(0.25, 0.75))
-      >>> items = np.array([10, 20, 30])
       >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items + 500)
-      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 500).tolist()
+      >>> (buffer.sample(state, key, batch_size=4).items > 500).tolist()
       [False, True, True, True]
     """
 
@@ -159,7 +158,7 @@ class Mixture(Sized):
         )
 
     def _specs(self, spec: Any) -> list[Any]:
-        """A spec for each buffer's `init`, from that of the first one."""
+        """A spec for each buffer's `init`, from the spec of the first one."""
         num_axes = whole_of(self.buffers[0])._batch_axes
 
         def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
@@ -181,11 +180,11 @@ class Mixture(Sized):
         return self._changed("add", state, source, items, *args, **kwargs)
 
     def clear(self, state: Parts) -> Parts:
-        """`Buffer.clear` of all sources."""
+        """Remove all items of all sources, as `Buffer.clear`."""
         return tuple(buffer.clear(part) for buffer, part in self._pairs(state))
 
     def end_streams(self, state: Parts, source: int, *, mask: jax.Array | None = None) -> Parts:
-        """`SequenceBuffer.end_streams` of one buffer; the others are unchanged.
+        """Close streams of one buffer, as `SequenceBuffer.end_streams`; the others are unchanged.
 
         Args:
           source: the buffer's position in `buffers`, from 0; a Python integer.
@@ -270,12 +269,12 @@ class Mixture(Sized):
     later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: Parts, source: int, slots: jax.Array) -> jax.Array:
-        """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
+        """Handles in the mixture of the items in `slots`, int [B], of the buffer at `source`; as `Buffer.handles`."""
         source = self._position(state, source)
         return self._names(source, self.buffers[source].handles(self._named(source, state[source]), slots))
 
     def _run(self, name: str, call: calls.Call, state: Parts, arguments: dict[str, Any]) -> Any:
-        """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
+        """Call the method `name` of each shard of each source with all rows; rows of others have handle -1 there."""
         indices = arguments["indices"]
         checks.num_rows(call.rows, arguments, 0)
         source, own = indices % len(self.buffers), indices // len(self.buffers)  # -1 // K is -1
@@ -303,7 +302,7 @@ class Mixture(Sized):
         return state.replace(ring=state.ring.named(len(self.buffers) * shards_of(self.buffers[k]).num_shards))
 
     def _names(self, k: int, handles: jax.Array) -> jax.Array:
-        """Handles in the mixture, from those of source k, K * handle + k; -1 stays."""
+        """Handles in the mixture, from handles of source k, K * handle + k; -1 stays."""
         return jnp.where(handles < 0, -1, len(self.buffers) * handles + k)
 
     def sizes(self, state: Parts) -> tuple[jax.Array, ...]:

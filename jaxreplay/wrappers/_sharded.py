@@ -44,7 +44,7 @@ class Sharded(Sized, Generic[S]):
     stream, which is in one shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle
     -1 before the pass ends.
 
-    **Errors** are those of the buffer's methods; and a `ValueError` if rows are not a multiple of D.
+    **Errors** are as in the buffer's methods; and a `ValueError` if rows are not a multiple of D.
 
     Attributes:
       buffer: a `ReplayBuffer`, `ReservoirBuffer` or `SequenceBuffer`. Its `capacity`, or `num_envs`, counts all shards
@@ -57,7 +57,7 @@ class Sharded(Sized, Generic[S]):
       >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
       >>> items = np.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)  # 10 and 20 to the first device
-      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 20).tolist()
+      >>> (buffer.sample(state, key, batch_size=4).items > 20).tolist()
       [False, False, True, True]
     """
 
@@ -133,7 +133,7 @@ class Sharded(Sized, Generic[S]):
     end_streams = forwarded(SequenceBuffer.end_streams, "Close streams, each shard its part of the mask.")
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
-        """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
+        """Number of batches of an `epoch`, the largest number of any shard, int32 []."""
         batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
         return self._reduced(jnp.max, self._part.num_batches, state, batch_size // self.num_shards)
@@ -209,7 +209,7 @@ class Sharded(Sized, Generic[S]):
         return self._map(on_shard, (PartitionSpec(self.axis), specs), state, arguments)
 
     def _on_part(self, method: Callable[[Any], Any], argument: Any) -> Any:
-        """The result of a method of one shard, whose errors are about the shard's part of the arguments."""
+        """The result of a method of one shard; its errors describe the shard's part of the arguments."""
         try:
             return method(argument)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Shared: one buffer's state for several threads."""
+"""Shared: one buffer that several threads use."""
 
 import contextlib
 import functools
@@ -54,16 +54,12 @@ class Shared:
     **Interrupts.** In the main thread, handlers of signals, such as the one of Ctrl-C, run before or after a call or a
     block of `state`, or while it waits for its turn. So an interrupt loses no state and leaves no lock held.
 
-    Attributes:
-      buffer: a `ReplayBuffer`, `SequenceBuffer`, `ReservoirBuffer`, `Mixture` or `Sharded`.
-      min_size: drawable items needed for the first draw. After that, rows without an item have handle -1, as in
-        `sample` under `jit`.
-
     Args:
-      buffer: the configuration.
+      buffer: a `ReplayBuffer`, `SequenceBuffer`, `ReservoirBuffer`, `Mixture` or `Sharded`.
       state: its state, from `init`, `restore` or the calls of one thread; do not use it again.
       ratio: items drawn for each item added, once `min_size` items are drawable; None for no limit.
-      min_size: at least 1, and no more than the buffer can hold.
+      min_size: drawable items needed for the first draw, from 1 to what the buffer can hold. After that, rows without
+        an item have handle -1, as in `sample` under `jit`.
       slack: how many draws either side may be ahead; at least (ratio * a + d) / 2 for additions of at most a items and
         draws of at most d. None for ratio * a + d, of the largest calls so far.
       added, drawn: counts of an earlier `Shared` with this ratio, to go on from a checkpoint.
@@ -72,17 +68,15 @@ class Shared:
       ValueError: an argument is invalid, or `state` is not a state of the buffer or was donated.
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=100)
-      >>> items = np.array([10, 20, 30])
       >>> import threading
       >>> def act(shared):
       ...     with shared.worker():
       ...         while True:  # until it is closed
       ...             shared.add(items)
-      >>> with jr.Shared(buffer, buffer.init(items), ratio=4) as shared:
+      >>> with jr.Shared(buffer, state, ratio=4) as shared:
       ...     threading.Thread(target=act, args=(shared,)).start()
-      ...     for number in range(10):
-      ...         sample = shared.sample(jax.random.key(number), batch_size=6)
+      ...     for new_key in jax.random.split(key, 10):
+      ...         sample = shared.sample(new_key, batch_size=6)
       >>> abs(4 * shared.added - shared.drawn) <= shared.slack
       True
     """
@@ -121,7 +115,7 @@ class Shared:
 
     @property
     def slack(self) -> float:
-        """How many draws either side may be ahead now."""
+        """Number of draws that either side may be ahead now."""
         return self._rate_limiter.slack
 
     @property
@@ -140,7 +134,7 @@ class Shared:
         return self._turns.is_closed()
 
     def add(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """The buffer's `add`; waits while the additions are ahead.
+        """Call the buffer's `add`; wait while the additions are ahead.
 
         Args:
           *args, **kwargs: as the buffer's `add` takes them, without the state. For a `Mixture` the source is first. All
@@ -153,8 +147,6 @@ class Shared:
           ValueError: as the buffer's `add`; or `slack` is too small for these items.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
           >>> shared = jr.Shared(buffer, buffer.init(items))
           >>> shared.add(items, mask=np.array([True, False, True]))
           >>> shared.size()
@@ -186,13 +178,12 @@ class Shared:
           ValueError: the buffer is not a `Mixture`, or has no such source.
 
         Examples:
-          >>> streams = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=2)
-          >>> buffer = jr.Mixture(buffers=(streams, streams), weights="joint")  # of two actors
-          >>> shared = jr.Shared(buffer, buffer.init(np.zeros((3, 1))))
-          >>> shared.actor(0).add(np.array([[1.0], [2.0]]))
-          >>> shared.actor(1).add(np.array([[7.0], [8.0], [9.0]]))
-          >>> shared.sample(jax.random.key(0), batch_size=2).items[0].tolist()
-          [1.0, 2.0]
+          >>> mixture = jr.Mixture(buffers=(sequences, sequences), weights="joint")  # two actors
+          >>> shared = jr.Shared(mixture, mixture.init(steps))
+          >>> shared.actor(0).add(steps, ends=ends)
+          >>> shared.actor(1).add(steps + 6, ends=ends)
+          >>> (shared.sample(key, batch_size=2).items > 6).tolist()
+          [[False, False], [True, True]]
         """
         if not isinstance(self.buffer, Mixture):
             raise ValueError("actor: the buffer is no Mixture; use jr.Mixture(buffers=(buffer,) * k, weights='joint').")
@@ -209,7 +200,7 @@ class Shared:
         max_age: jax.Array | int | None = None,
         timeout: float | None = None,
     ) -> Sample:
-        """The buffer's `sample`; waits for the first `min_size` items, and while the draws are ahead.
+        """Call the buffer's `sample`; wait for the first `min_size` items, and while the draws are ahead.
 
         Raises:
           TimeoutError: it has waited `timeout` seconds; nothing was drawn.
@@ -217,51 +208,43 @@ class Shared:
           ValueError: as the buffer's `sample`; or `slack` is too small for this batch.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
-          >>> shared.add(np.array([10]))
-          >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
-          [10, 10, 10]
+          >>> shared = jr.Shared(buffer, state)
+          >>> shared.sample(key, batch_size=3).items.tolist()
+          [10, 20, 30]
         """
         batch_size = check_batch_size(batch_size, beta, max_age)
         with Turn(self._turns, "sample", 0, batch_size, timeout) as turn:
             return self.buffer.sample.dispatch(self.buffer, turn.state, key, batch_size, beta, max_age)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
-        """The buffer's `update`.
+        """Call the buffer's `update`.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
-          >>> shared.add(np.array([10, 20]))
-          >>> shared.update(np.array([0]), np.array([0.0]))
-          >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
-          [20, 20, 20]
+          >>> shared = jr.Shared(buffer, state)
+          >>> shared.update(np.array([0, 1]), np.array([0.0, 0.0]))
+          >>> shared.sample(key, batch_size=3).items.tolist()
+          [30, 30, 30]
         """
         with Turn(self._turns, "update") as turn:
             turn.state = self.buffer.update(turn.state, indices, td_errors)
 
     def set(self, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> None:
-        """The buffer's `set`.
+        """Call the buffer's `set`.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
-          >>> shared.add(np.array([10]))
+          >>> shared = jr.Shared(buffer, state)
           >>> shared.set(np.array([0]), np.array([11]))
-          >>> shared.sample(jax.random.key(0), batch_size=1).items.tolist()
-          [11]
+          >>> shared.sample(key, batch_size=3).items.tolist()
+          [11, 20, 30]
         """
         with Turn(self._turns, "set") as turn:
             turn.state = self.buffer.set(turn.state, indices, values, mask=mask)
 
     def clear(self) -> None:
-        """The buffer's `clear`. Draws then have no items, handles -1, until some are added; counts for `ratio` go on.
+        """Call the buffer's `clear`. Until items are added, draws have handles -1. The counts for `ratio` go on.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
-          >>> shared.add(np.array([10]))
+          >>> shared = jr.Shared(buffer, state)
           >>> shared.clear()
           >>> shared.size()
           0
@@ -270,19 +253,15 @@ class Shared:
             turn.state = self.buffer.clear(turn.state)
 
     def end_streams(self, *args: Any, **kwargs: Any) -> None:
-        """The buffer's `end_streams`, without the state. For a `Mixture` the source is first.
+        """Call the buffer's `end_streams`. For a `Mixture` the first argument is the source.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(
-          ...     length=8, num_envs=1, sequence_length=2, windows="inside"
-          ... )
-          >>> steps, ends = np.array([[1], [2]]), np.zeros((2, 1), bool)
-          >>> shared = jr.Shared(buffer, buffer.init(steps))
+          >>> shared = jr.Shared(sequences, sequences.init(steps))
           >>> shared.add(steps, ends=ends)
-          >>> shared.end_streams()  # the environment was reset
+          >>> shared.end_streams()  # the environments were reset
           >>> shared.add(steps + 100, ends=ends)
-          >>> shared.size()  # [1, 2] and [101, 102]
-          2
+          >>> shared.size()  # [1, 2], [2, 3], [101, 102] and [102, 103]
+          4
         """
         with Turn(self._turns, "end_streams") as turn:
             turn.state = self.buffer.end_streams(turn.state, *args, **kwargs)
@@ -291,17 +270,15 @@ class Shared:
         """Number of drawable items. Waits for the device, without the lock.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
-          >>> shared.size()
-          0
+          >>> jr.Shared(buffer, state).size()
+          3
         """
         with Turn(self._turns, "size", counts=False) as turn:
             size = self.buffer.size(turn.state)
         return int(xla.on_host(size))
 
     def state(self, *, added: int = 0, drawn: int = 0, timeout: float | None = None) -> Turn:
-        """A block that has the state to itself, such as for a whole jitted step or a checkpoint.
+        """A block that alone uses the state, for a whole jitted step or a checkpoint.
 
         All other threads wait until the block ends, so wait for the device in it only to save. Assign the new state to
         `cell.state`. If the block raises an error before that, state and counts are unchanged. After `close` a block
@@ -319,14 +296,12 @@ class Shared:
           RuntimeError: the state was donated and not replaced; this closes the `Shared`.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = np.array([10, 20, 30])
-          >>> shared = jr.Shared(buffer, buffer.init(items))
+          >>> shared = jr.Shared(buffer, state)
           >>> with shared.state(added=3) as cell:
-          ...     cell.state = buffer.add(cell.state, items)
+          ...     cell.state = buffer.add(cell.state, items + 5)
           ...     newest = buffer.newest(cell.state, 1)
           >>> shared.size(), newest.tolist()
-          (3, [2])
+          (4, [5])
         """
         added = checks.check_integer("added", added, 0, ring.MAX_CAPACITY, "the number of items that the block adds")
         drawn = checks.check_integer("drawn", drawn, 0, ring.MAX_CAPACITY, "the number of items that the block draws")
@@ -343,18 +318,12 @@ class Shared:
         The block ends without an error if the `Shared` was closed without one, or by a `KeyboardInterrupt`.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
           >>> import contextlib
+          >>> shared = jr.Shared(buffer, state)
           >>> with contextlib.suppress(OSError), shared.worker():
           ...     raise OSError("the robot is gone")
           >>> shared.closed
           True
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
-          >>> with shared.worker():
-          ...     shared.add(np.array([10]))
-          >>> shared.sample(jax.random.key(0), batch_size=1).items.tolist()
-          [10]
         """
         try:
             self._turns.count_workers(1)
@@ -369,13 +338,12 @@ class Shared:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let all calls that wait, and all later ones, raise `Closed`, caused by `error`. The first call counts.
+        """Close it: calls that wait, and later ones, raise `Closed`, caused by `error`. Only the first call counts.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(np.array([10])))
+          >>> shared = jr.Shared(buffer, state)
           >>> shared.close()
-          >>> shared.add(np.array([10]))
+          >>> shared.add(items)
           Traceback (most recent call last):
             ...
           jaxreplay.wrappers._turns.Closed: add: closed by thread MainThread.

@@ -46,9 +46,7 @@ class Closed(RuntimeError):
     If an error closed it, that error is the cause (`__cause__`).
 
     Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = np.array([10, 20, 30])
-      >>> shared = jr.Shared(buffer, buffer.init(items))
+      >>> shared = jr.Shared(buffer, state)
       >>> shared.close(ValueError("no more episodes"))
       >>> try:
       ...     shared.add(items)
@@ -130,7 +128,7 @@ class Turns:
             self._changed.release()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let all calls that wait, and later ones, raise `Closed`; the first call counts."""
+        """Close it: calls that wait, and later ones, raise `Closed`. Only the first call counts."""
         turn = Turn(self, "close")
         with turn.hold(), self._locked(turn):
             if not self.is_closed():
@@ -241,11 +239,11 @@ class Turn:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def patience(self) -> float:
-        """Seconds to wait before it looks again."""
+        """Seconds to wait before the next look."""
         return LOOK_AGAIN if self._deadline is None else max(0, min(LOOK_AGAIN, self._deadline - time.monotonic()))
 
     def hold(self) -> Held:
-        """Begin, with signals held back."""
+        """Begin the block, with signal handlers deferred."""
         self.signals = Held()
         self._deadline = None if self.timeout is None else time.monotonic() + self.timeout
         return self.signals
@@ -273,6 +271,6 @@ def _committed(state: Any) -> Any:
 
 
 def _kind(state: Any) -> Any:
-    """Equal for all states of a buffer."""
+    """A value that is equal for all states of a buffer."""
     leaves, structure = jax.tree.flatten(state)
     return structure, [(type(x), getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]

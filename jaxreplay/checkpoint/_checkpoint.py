@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-import jaxreplay
 from jaxreplay._common import checks, devices, xla
+from jaxreplay._common.version import __version__
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
 
@@ -83,7 +83,7 @@ def save(
         records.append(record)
     content = {
         "format": FORMAT,
-        "library": jaxreplay.__version__,
+        "library": __version__,
         "step": step,
         "config": {x.where: x.value for x in _config.fields(config)},
         "shards": _places.shards(config),

@@ -73,7 +73,7 @@ def save(
     _places.check_state(config, state)
     for thread in threading.enumerate():
         if isinstance(thread, Writing):
-            thread.raise_unheard()
+            thread.raise_unreported()
     leaves, records, packed = _leaves.named(state), [], {}
     for leaf_path in leaves:
         record = _leaves.record(leaf_path, leaves[leaf_path])
@@ -85,7 +85,7 @@ def save(
         "format": FORMAT,
         "library": __version__,
         "step": step,
-        "config": {x.where: x.value for x in _config.fields(config)},
+        "config": {where: value for where, value, _ in _config.fields(config)},
         "shards": _places.shards(config),
         "static": _leaves.static(state),
         "leaves": records,

@@ -80,11 +80,9 @@ def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owne
 
 def empty_spec(shards: Shards, storage: Any, num_axes: int) -> Any:
     """Shapes and dtypes of a shard's state without items, for items as in a storage with `num_axes` leading axes."""
-    part, leading = shards.part, shards_of(shards.part).smallest_batch
-    items = layouts.stored_spec(storage)
-    items = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape[num_axes:]), x.dtype), items)
-    spec = jax.eval_shape(lambda: part.init(items))
-    period = ring.init(part._num_slots, shards.num_shards).period
+    items = shards_of(shards.part).smallest_batch(layouts.stored_spec(storage), num_axes)
+    spec = jax.eval_shape(lambda: shards.part.init(items))
+    period = ring.init(shards.part._num_slots, shards.num_shards).period
     return dataclasses.replace(spec, ring=dataclasses.replace(spec.ring, period=period))
 
 

@@ -161,12 +161,7 @@ class Mixture(Sized):
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from that of the first one."""
         num_axes = whole_of(self.buffers[0])._batch_axes
-
-        def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
-            leading = shards_of(buffer).smallest_batch
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
-
-        return [spec, *map(its, self.buffers[1:])]
+        return [spec, *(shards_of(buffer).smallest_batch(spec, num_axes) for buffer in self.buffers[1:])]
 
     def add(self, state: Parts, source: int, items: Any, *args: Any, **kwargs: Any) -> Parts:
         """Insert a batch of items into one buffer; the others are unchanged.

@@ -120,8 +120,8 @@ def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.n
     """Distribute `values` in order over the slots of the new shards, [new shards, slots]; `fill` for empty slots."""
     dealt = np.full((new.num_shards, new.part._num_slots), fill, np.int32)
     for k in range(new.num_shards):
-        its = values[shard == k]
-        dealt[k, : its.size] = its
+        own = values[shard == k]
+        dealt[k, : own.size] = own
     return dealt
 
 

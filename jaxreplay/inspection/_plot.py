@@ -56,7 +56,6 @@ def plot(buffer: Any, state: Any) -> Any:
         raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay; of a curriculum see metrics.")
     if xla.is_traced(state):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
-    buffer._check_state(state)
     pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]
     rows = [_panels(**jax.device_get(_contents(*pair))) for pair in pairs]
     try:

@@ -103,10 +103,10 @@ class _Runs:
 
     @compiled()
     def draw_often(self, state: Any, key: jax.Array) -> Any:
-        """Handles, probabilities and weights of some `DRAWS` rows, [batches, batch_size], as a buffer may allow few."""
+        """Handles and probabilities of some `DRAWS` rows, [batches, batch_size]; a buffer may allow few at a time."""
         draw = jax.vmap(lambda key: self.buffer.sample(state, key, self.batch_size))
         many = draw(jax.random.split(key, -(-DRAWS // self.batch_size)))
-        return many.indices, many.probabilities, many.weights
+        return many.indices, many.probabilities
 
     @compiled()
     def jit_step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
@@ -160,8 +160,7 @@ class _Runs:
             for leaf, stored in zip(jax.tree.leaves(sample.items), jax.tree.leaves(self.spec), strict=not is_traced):
                 assert is_traced or leaf.dtype == stored.dtype, f"{leaf.dtype} items, {stored.dtype} were added"
                 chex.assert_axis_dimension(leaf, 0, self.batch_size)
-        indices, probabilities, weights = jax.device_get(self.draw_often(state, key))
-        check_rows(indices.ravel(), probabilities.ravel(), weights.ravel(), indices.size)
+        indices, probabilities = jax.device_get(self.draw_often(state, key))
         with rule(rules.RANGES):
             named = indices[probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"

@@ -155,7 +155,7 @@ class Mixture(Sized):
         """
         specs = self._specs(checks.as_spec(items))
         return devices.init_on(
-            items, lambda: tuple(buffer.init(its) for buffer, its in zip(self.buffers, specs, strict=True))
+            items, lambda: tuple(buffer.init(spec) for buffer, spec in zip(self.buffers, specs, strict=True))
         )
 
     def _specs(self, spec: Any) -> list[Any]:
@@ -223,8 +223,8 @@ class Mixture(Sized):
         drawn = []
         for k, rows in parts:
             sample: Any = buffers[k].sample
-            count, its = rows.stop - rows.start, self._named(k, state[k])
-            part = sample.body(buffers[k], its, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
+            count, source = rows.stop - rows.start, self._named(k, state[k])
+            part = sample.body(buffers[k], source, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
             indices = self._names(k, part.indices)
             if isinstance(part.items, TransitionBatch):
                 part = part.replace(items=dataclasses.replace(part.items, idx=indices))

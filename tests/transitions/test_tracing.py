@@ -1,4 +1,5 @@
 import functools
+import inspect
 
 import chex
 import jax
@@ -11,6 +12,7 @@ from helpers import at, cases, rarely, rejects, stack
 from rollouts import at_once, empty, first, make_steps, of_sequences, one_by_one, traced, turned
 
 import jaxreplay as jr
+from jaxreplay.transitions import _windows
 
 RATES = 0.15, 0.15, 0.1
 STEPS, TRACER = make_steps(np.random.default_rng(0), 4, 2), jr.NStep(n=3, gamma=0.9, num_envs=2)
@@ -252,6 +254,19 @@ def test_arguments_that_are_missing_are_named_with_the_call():
     refused(r"Buffer\.add\(\): missing a required argument: 'items'", buffer.add, stored)
     refused(r"Buffer\.update\(\): .*", buffer.update, stored, one=1)
     assert tracer.init(*one, s_next=one[0]).count == 0  # with its name, it is not missing
+
+
+def test_init_and_spec_take_what_add_takes_of_a_step():
+    """By one declaration of the fields of a step, which `add` spells out for its documentation."""
+
+    def taken(function, *but):
+        return [
+            (x.name, x.kind, x.default) for x in inspect.signature(function).parameters.values() if x.name not in but
+        ]
+
+    step = taken(_windows.TracerSteps)
+    assert [name for name, *_ in step] == [*"sar", "terminated", "truncated", "s_next", "logp", "w", "mask", "discount"]
+    assert taken(TRACER.init) == taken(TRACER.spec) == taken(TRACER.add, "state", "gamma") == step
 
 
 @pytest.mark.versions

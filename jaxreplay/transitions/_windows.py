@@ -145,8 +145,7 @@ def transitions(
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     gamma = tracer.gamma if gamma is None else jnp.clip(gamma, 0, 1)
     if gamma is None and steps.discount is None:
-        rule = "must be a number in [0, 1], or float[num_envs] in each call; or discounts, one per step, to init and add"
-        raise ValueError(f"gamma=None: {rule}.")
+        raise ValueError("gamma=None: the tracer has none; pass one to each call, or a discount to init and add.")
     if gamma is not None and steps.discount is not None:
         raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
     if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):

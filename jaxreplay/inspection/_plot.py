@@ -75,11 +75,8 @@ def plot(buffer: Any, state: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@meshes.over_any_mesh
 def _contents(buffer: Any, state: Any) -> dict[str, Any]:
-    return meshes.over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
-
-
-def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
     shards = _shards.shards_of(buffer)
     sample = _facts.draw(buffer, state, jax.random.key(0), 2**14)
     state = shards.stacked(state)

@@ -1,4 +1,4 @@
-"""Docstrings for the reference: inherited and forwarded methods, and links to entries and to the heads of modules.
+"""Docstrings for the reference: inherited and forwarded methods, arguments of a step, links to entries and modules.
 
 Private fields of dataclasses have no entry.
 """
@@ -17,6 +17,15 @@ def forwarded(pkg, name, member):
     entry = griffe.Function(name, lineno=member.lineno, parameters=source.parameters, returns=source.returns)
     entry.docstring = griffe.Docstring(sentence.value, parent=entry)
     return entry
+
+
+def of_a_step(pkg):
+    """The parameters of a tracer's method: the fields of a step."""
+    fields = [x for x in pkg["transitions._windows.TracerSteps"].members.values() if x.is_attribute]
+    kinds = griffe.ParameterKind.positional_or_keyword, griffe.ParameterKind.keyword_only
+    for x in fields:
+        is_named, default = "kw_only" in str(x.value), "None" if "default" in str(x.value) else None
+        yield griffe.Parameter(x.name, annotation=x.annotation, kind=kinds[is_named], default=default)
 
 
 class PublicFields(griffe.Extension):
@@ -46,6 +55,9 @@ class PublicFields(griffe.Extension):
                     if member.is_attribute and str(member.value).startswith("forwarded("):
                         here.set_member(name, forwarded(pkg, name, member))
                 for name, member in here.members.items():
+                    if member.is_function and any("takes_a_step" in str(x.value) for x in member.decorators):
+                        own = member.parameters["self"]
+                        member.parameters = griffe.Parameters(own, *of_a_step(pkg))
                     bases = (base.members.get(name) for base in here.mro())
                     if member.is_function and not member.docstring:
                         member.docstring = next((x.docstring for x in bases if x and x.docstring), None)

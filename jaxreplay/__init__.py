@@ -87,6 +87,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxreplay import buffers, datasets, samplers, sum_tree, transitions, wrappers
 from jaxreplay._common import foreign_names
+from jaxreplay._common.version import __version__ as __version__
 from jaxreplay.buffers import ReplayBuffer, ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks, scores, task_key
 from jaxreplay.inspection import diagnostics, memory, plot
@@ -109,7 +110,6 @@ if TYPE_CHECKING:
     from jaxreplay import testing
     from jaxreplay.checkpoint import migrate, restore, save
 
-__version__ = "0.1.0"
 __all__ = [  # noqa: RUF022 (by topic)
     "ReplayBuffer", "SequenceBuffer", "ReservoirBuffer", "Sample",
     "Uniform", "Prioritized", "Recent", "importance_weights", "effective_sample_size",

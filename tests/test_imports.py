@@ -1,8 +1,12 @@
 """What `import jaxreplay` brings along, and annotations that need no more than that."""
 
+import ast
+import collections
+import graphlib
 import importlib
 import inspect
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -27,6 +31,25 @@ print(json.dumps([before, [*sys.modules]]))"""
     assert {name.split(".")[0] for name in modules - before} - {"jax"} == {"jaxreplay"}
     assert not {"chex", "optax", "orbax", "matplotlib"} & modules
     assert not {"jaxreplay.checkpoint", "jaxreplay.testing"} & modules, "imported when they are used"
+
+
+def test_imports_run_one_way():
+    """Between the folders of the package, its own head among them, also where they are for types or delayed."""
+    imports, root = collections.defaultdict(set), pathlib.Path(jr.__file__).parent
+    for path in root.rglob("*.py"):
+        folder = path.relative_to(root).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [x.name for x in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name}" for name in names]
+            for name in names:
+                if name.split(".")[0] == "jaxreplay":
+                    of = ".".join(name.split(".")[1:2]) or "__init__.py"
+                    imports[folder].add(of if (root / of).is_dir() else "__init__.py")
+    imports = {folder: found - {folder} for folder, found in imports.items()}
+    assert imports["checkpoint"] >= {"buffers", "_common"}
+    assert not imports["_common"]
+    assert [*graphlib.TopologicalSorter(imports).static_order()][-1] in ("__init__.py", "__main__.py")
 
 
 def test_the_public_names():

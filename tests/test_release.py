@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import tomllib
 
 import jaxreplay as jr
 
@@ -15,6 +16,10 @@ def text(path):
 def test_version_changelog_and_citation_agree():
     assert re.search(r"^version: (.*)$", text(".github/CITATION.cff"), re.MULTILINE)[1] == jr.__version__
     assert re.search(r"^## (\S+)", text(".github/CHANGELOG.md"), re.MULTILINE)[1] == jr.__version__
+    project, release = tomllib.loads(text("pyproject.toml")), text(".github/workflows/release.yml")
+    version = project["tool"]["hatch"]["version"]["path"]
+    assert f'__version__ = "{jr.__version__}"\n' in text(version)
+    assert version in release
 
 
 def test_supported_pythons_agree():

@@ -89,9 +89,12 @@ def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
     rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
-def test_a_law_is_looked_at_in_as_many_draws_as_a_buffer_allows():
+def test_a_law_is_looked_at_in_as_many_draws_of_a_buffer_that_allows_few():
     buffer = jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False))
-    assert _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer)).draws == 8  # a power of two, of at most 10
+    runs = _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer))
+    rows = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), ITEMS)
+    state = runs.add(runs.init(), rows, jax.random.key(0))
+    assert runs.draw_often(state, jax.random.key(0))[0].shape == (_buffers.DRAWS // 4, 4)
 
 
 def breaks(rule, check, *arguments, **named):

@@ -223,7 +223,7 @@ CASES = [
     (r"^batch_size=Array.*dtype=key<fry>\) overlaying:\.\.\.: must be an", lambda: REPLAY.sample(STATE, 4, KEY)),
     ("score='learnability': must be a function such as those of", lambda: jr.Tasks(num_tasks=4, score="learnability")),
     (
-        r"'dones'; it takes steps, ends, td_errors, drawable; use ends\.",
+        r"'dones'; it takes steps, ends, td_errors, drawable; use ends \(of a buffer\)",
         lambda: streams().add(OF_STREAMS, STEPS, dones=NO),
     ),
     ("it takes indices, td_errors; use td_errors", lambda: REPLAY.update(STATE, HANDLES, priorities=ONES)),

@@ -37,7 +37,7 @@ _NAMES = {
     "stride": "period",
     "sampler=jr.Prioritized(alpha=...)": "alpha beta priority_exponent",
     "td_errors": "priorities",
-    "ends": "done dones",
+    "ends (of a buffer), or terminated and truncated (of a tracer)": "done dones",
 }
 FOR_NAMES = {name: ours for ours, names in _NAMES.items() for name in names.split()}
 

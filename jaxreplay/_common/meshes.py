@@ -40,8 +40,8 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
             return x if _explicit_mesh(x) is None else _resharded(x, automatic, ())
 
         def as_old(x: jax.Array, old: Any) -> jax.Array:
-            its = jax.typeof(old).sharding.mesh
-            is_automatic = not its.empty and AxisType.Explicit not in its.axis_types
+            old_mesh = jax.typeof(old).sharding.mesh
+            is_automatic = not old_mesh.empty and AxisType.Explicit not in old_mesh.axis_types
             return x if is_automatic else _resharded(x, mesh, _spec(old))
 
         def as_given(result: Any) -> Any:

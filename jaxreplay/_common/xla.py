@@ -63,8 +63,7 @@ def read_once(tree: Any) -> Any:
     Their inputs are then read once, before any dependent write. Without the barrier XLA:GPU may repeat the read in each
     kernel that uses it, even after a write, which then needs a copy. XLA:TPU does not do this.
     """
-    barrier = jax.lax.optimization_barrier
-    return jax.lax.platform_dependent(tree, cuda=barrier, rocm=barrier, default=lambda tree: tree)
+    return on_gpu(jax.lax.optimization_barrier, tree)
 
 
 def on_gpu(function: Callable[..., Any], x: Any, *others: Any) -> Any:

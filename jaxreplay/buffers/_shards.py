@@ -37,10 +37,10 @@ class Shards(NamedTuple):
             return state
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
 
-    @property
-    def smallest_batch(self) -> tuple[int, ...]:
-        """Leading axes of the smallest batch that `init` takes."""
-        return (*[1] * (self.whole._batch_axes - 1), getattr(self.whole, "num_envs", self.num_shards))
+    def smallest_batch(self, items: Any, num_axes: int) -> Any:
+        """Shapes and dtypes of the smallest batch that `init` takes, of items with `num_axes` leading axes."""
+        leading = (*[1] * (self.whole._batch_axes - 1), getattr(self.whole, "num_envs", self.num_shards))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), items)
 
     def place(self, x: np.ndarray) -> jax.Array:
         """A host array [D, ...] as a leaf of a state."""

@@ -67,12 +67,12 @@ class Uses(layouts.BackendState):
         late = ring.saturating_add(self.late, jnp.sum(slots >= capacity, dtype=jnp.int32))
         return dataclasses.replace(self, of_slots=of_slots, late=late, unspent=unspent), spent
 
-    def live(self, of: ring.Live, is_restricted: bool) -> ring.Live:
-        """The slots `of` that are not spent, with their tree; `size` counts them."""
+    def live(self, every: ring.Live, is_restricted: bool) -> ring.Live:
+        """`every`, with the tree of the slots that are not spent; `size` counts these."""
         if self.unspent is None:
-            return of
-        unspent = sum_tree.restrict(self.unspent, of.start, of.size) if is_restricted else self.unspent
-        return dataclasses.replace(of, size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
+            return every
+        unspent = sum_tree.restrict(self.unspent, every.start, every.size) if is_restricted else self.unspent
+        return dataclasses.replace(every, size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
 
 
 def init(buffer: Any) -> Uses | None:

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-import jaxreplay
 from jaxreplay._common import checks, devices, xla
+from jaxreplay._common.version import __version__
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
 
@@ -70,7 +70,7 @@ def save(
     _places.check_state(config, state)
     for thread in threading.enumerate():
         if isinstance(thread, Writing):
-            thread.raise_unheard()
+            thread.raise_unreported()
     leaves, records, packed = _leaves.named(state), [], {}
     for leaf_path in leaves:
         record = _leaves.record(leaf_path, leaves[leaf_path])
@@ -80,9 +80,9 @@ def save(
         records.append(record)
     content = {
         "format": FORMAT,
-        "library": jaxreplay.__version__,
+        "library": __version__,
         "step": step,
-        "config": {x.where: x.value for x in _config.fields(config)},
+        "config": {where: value for where, value, _ in _config.fields(config)},
         "shards": _places.shards(config),
         "static": _leaves.static(state),
         "leaves": records,

@@ -7,7 +7,7 @@ only. `Sharded` is described like the buffer in it. Meshes, and `donate`, do not
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,27 +15,22 @@ import numpy as np
 from jaxreplay.buffers._shards import whole_of
 
 
-class Field(NamedTuple):
-    """A field, its value as JSON, and True if it has its default."""
+def fields(config: Any, where: str = "config", is_default: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """All fields of a configuration, also of those in it: name, value as JSON, and True if it has its default.
 
-    where: str
-    value: Any
-    is_default: bool
-
-
-def fields(config: Any, where: str = "config", is_default: bool = False) -> Iterator[Field]:
-    """All fields of a configuration and of those in it; a `ValueError` names a field that cannot be recorded."""
+    A `ValueError` names a field that cannot be recorded.
+    """
     whole = whole_of(config)
     if isinstance(whole, jax.sharding.Mesh):
         return
     if (inner := children(whole)) is None:
-        yield Field(where, _plain(whole, where), is_default)
+        yield where, _plain(whole, where), is_default
         return
     is_keyed = isinstance(whole, dict | list | tuple) and not hasattr(whole, "_fields")
     declared = dataclasses.fields(whole) if dataclasses.is_dataclass(whole) else ()
     defaults = {x.name: x.default for x in declared if x.default is not dataclasses.MISSING}
     if not is_keyed:
-        yield Field(where, _name_of(type(whole)), is_default)
+        yield where, _name_of(type(whole)), is_default
     for name, value in inner.items():
         has_default = is_default or (name in defaults and value == defaults[name])
         yield from fields(value, f"{where}[{name!r}]" if is_keyed else f"{where}.{name}", has_default)
@@ -44,8 +39,8 @@ def fields(config: Any, where: str = "config", is_default: bool = False) -> Iter
 def differences(saved: dict[str, Any], config: Any) -> list[str]:
     """Fields of `config` that differ from those that were saved. A field that is newer than those had its default."""
     every, found = [*fields(config)], []
-    given = {x.where: x.value for x in every}
-    saved = saved | {x.where: x.value for x in every if x.is_default and x.where not in saved}
+    given = {where: value for where, value, _ in every}
+    saved = saved | {where: value for where, value, is_default in every if is_default and where not in saved}
     for where in {**saved, **given}:
         was, now = (repr(x[where]) if where in x else "nothing" for x in (saved, given))
         is_equal = where in saved and where in given and saved[where] == given[where]

@@ -82,13 +82,15 @@ def _migrated(old: Shards, state: Any, new: Shards) -> Any:
     in_memory = jax.tree.map(_on_host, dataclasses.replace(state, storage=None))
     state = dataclasses.replace(in_memory, storage=state.storage)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
-    return migrate_kind(old, state, new).on_this_backend()
+    # Of the new configuration: the fields that are there, their dtypes, and static fields.
+    empty = _places.empty_spec(new, state.storage, 1 + len(old.whole._storage_axes))
+    return migrate_kind(old, state, new, empty).on_this_backend()
 
 
-def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
-    """Rings of `slots` slots with `size` [num_shards] items from slot 0 on."""
+def _filled(empty: ring.Ring, size: np.ndarray, new: Shards) -> ring.Ring:
+    """Rings with `size` [num_shards] items from slot 0 on."""
     size = size.astype(np.int32)
-    return dataclasses.replace(ring.init(slots, num_rings), inserted=new.place(size), size=new.place(size))
+    return dataclasses.replace(empty, inserted=new.place(size), size=new.place(size))
 
 
 def _on_host(x: Any) -> np.ndarray:
@@ -115,12 +117,12 @@ def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.n
     """Deal `values` in order to the slots of the new shards, [new shards, slots]; empty slots get `fill`."""
     dealt = np.full((new.num_shards, new.part._num_slots), fill, np.int32)
     for k in range(new.num_shards):
-        its = values[shard == k]
-        dealt[k, : its.size] = its
+        own = values[shard == k]
+        dealt[k, : own.size] = own
     return dealt
 
 
-def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
+def _migrate_items(old: Shards, state: ReplayState, new: Shards, empty: ReplayState) -> ReplayState:
     shard, slot, age = _live(old, state)
     newest = np.lexsort((shard, -age))[-new.whole.capacity :]  # oldest first
     to = new.num_shards - 1 - np.arange(newest.size)[::-1] % new.num_shards
@@ -131,14 +133,15 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
         moved[source < 0] = 0
         return moved
 
-    return ReplayState(
-        **_migrate_sampler(old, state, new, source),
+    return dataclasses.replace(
+        empty,
+        **_migrate_sampler(old, state, new, empty, source),
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.plain(state.storage)),
-        ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
+        ring=_filled(empty.ring, np.sum(source >= 0, axis=1), new),
     )
 
 
-def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
+def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, empty: SequenceState) -> SequenceState:
     """Keep the newest rows, and the sequences that start in them, in order of their first rows.
 
     A ring of 8 rows has taken 10, and 4 are kept: `first_row` is 10 - 4 = 6, and the kept rows are 6, 7, 0 and 1 of the
@@ -175,50 +178,50 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
     order = order[row[order] < num_rows]
     to, env = np.divmod(env, new.part.num_envs)
     source = _deal((shard * old.part._num_slots + slot)[order], to[order], new, -1)
-    windows = episodes = None
-    if state.windows is not None or new.whole.gaps:
+    ends, windows, episodes = empty.ends, empty.windows, empty.episodes
+    if ends is not None:
+        ends = _move(state.ends.astype(ends.dtype), move, new)
+    if windows is not None:
         first = _deal((row * new.part.num_envs + env)[order], to[order], new, 0)
         # Without gaps "any" and "cut" have no break.
         so_far = np.full(old.whole.num_envs, min(places.rows.size[0], old.whole.sequence_length), np.int32)
         so_far = so_far if state.windows is None else places.windows.so_far
         windows = ChosenSequences(new.place(first), new.place(streams(so_far)))
-    if state.episodes is not None:
+    if episodes is not None and state.episodes is not None:
         now = new.place(streams(_on_host(state.episodes.now)))
         episodes = EpisodeNumbers(_move(state.episodes.number, move, new), now)
-    return SequenceState(
-        **_migrate_sampler(old, state, new, source),
+    return dataclasses.replace(
+        empty,
+        **_migrate_sampler(old, state, new, empty, source),
         storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
-        ends=None if state.ends is None else _move(state.ends.astype(jnp.uint8 if new.whole.gaps else bool), move, new),
-        rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
+        ends=ends,
+        rows=_filled(empty.rows, np.full(new.num_shards, num_rows), new),
         wait=new.place(np.full(new.num_shards, places.wait[0])),
-        ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
+        ring=_filled(empty.ring, np.sum(source >= 0, axis=1), new),
         windows=windows,
         episodes=episodes,
-        sequences=state.sequences,
     )
 
 
-def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> dict[str, Any]:
+def _migrate_sampler(old: Shards, state: Any, new: Shards, empty: Any, source: np.ndarray) -> dict[str, Any]:
     """The new fields `sampler` and `uses`; `source` [new shards, slots] holds slots of the stacked old shards."""
     every = source >= 0
     moved = Moved(source, every, every)
     if old.whole.max_uses is not None:
         moved = moved._replace(was_drawable=moved.values(sum_tree.leaves(state.uses.unspent)) > 0)
-    uses = _migrate_uses(state.uses, new, moved)
+    uses = empty.uses and _migrate_uses(state.uses, new.whole.max_uses, moved)
     if uses is not None and uses.unspent is not None:
         moved = moved._replace(drawable=sum_tree.leaves(uses.unspent) > 0)
     sampler = new.whole.sampler.migrated(old.whole.sampler, state.sampler, moved)
     return jax.tree.map(new.place, {"sampler": sampler, "uses": uses})
 
 
-def _migrate_uses(uses: Uses | None, new: Shards, moved: Moved) -> Uses | None:
+def _migrate_uses(uses: Uses | None, max_uses: int | None, moved: Moved) -> Uses:
     """Uses of the kept items, NumPy leaves [new shards, ...], 0 if nothing was counted."""
-    most, exists = new.whole.max_uses, moved.drawable
-    if not new.whole.count_updates and most is None:
-        return None
+    exists = moved.drawable
     of_slots: Any = np.zeros_like(exists, np.int32) if uses is None else exists * moved.values(uses.of_slots)
     late: Any = moved.total(() if uses is None else uses.late)
     unspent = None
-    if most is not None:
-        unspent = of_rows(sum_tree.init(exists.shape[1]), (exists & (of_slots < most)).astype(np.float32))
+    if max_uses is not None:
+        unspent = of_rows(sum_tree.init(exists.shape[1]), (exists & (of_slots < max_uses)).astype(np.float32))
     return Uses(of_slots, late, unspent)

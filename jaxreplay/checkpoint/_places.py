@@ -78,18 +78,18 @@ def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owne
     return found
 
 
+def empty_spec(shards: Shards, storage: Any, num_axes: int) -> Any:
+    """Shapes and dtypes of a shard's state without items, for items as in a storage with `num_axes` leading axes."""
+    items = shards_of(shards.part).smallest_batch(layouts.stored_spec(storage), num_axes)
+    spec = jax.eval_shape(lambda: shards.part.init(items))
+    period = ring.init(shards.part._num_slots, shards.num_shards).period
+    return dataclasses.replace(spec, ring=dataclasses.replace(spec.ring, period=period))
+
+
 def spec_of_old(owner: Owner, state: Any) -> Any:
     """Shapes and dtypes of the saved state that becomes `state`."""
-    part = owner.old.part
-    skipped = len(part._storage_axes) + (owner.new.sharding is not None)
-    leading = shards_of(part).smallest_batch
-
-    def item(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*leading, *x.shape[skipped:]), x.dtype)
-
-    spec = jax.eval_shape(lambda: part.init(jax.tree.map(item, layouts.stored_spec(state.storage))))
-    period = ring.init(part._num_slots, owner.old.num_shards).period
-    spec = dataclasses.replace(spec, ring=dataclasses.replace(spec.ring, period=period))
+    num_axes = len(owner.old.part._storage_axes) + (owner.new.sharding is not None)
+    spec = empty_spec(owner.old, state.storage, num_axes)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*owner.stacked, *x.shape), x.dtype), spec)
 
 

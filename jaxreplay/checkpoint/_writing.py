@@ -33,9 +33,9 @@ class Writing(threading.Thread):
         self._is_first, self._is_alone = jax.process_index() == 0, jax.process_count() == 1
         self.number, self.error, self._has_agreed = -1, None, self._is_alone
         self._locks, self._files = contextlib.ExitStack(), {}
-        self._begun, self.ended, self._heard = threading.Event(), threading.Event(), threading.Event()
+        self._begun, self.ended, self._reported = threading.Event(), threading.Event(), threading.Event()
         if wait:
-            self._heard.set()
+            self._reported.set()
 
     def begin(self) -> None:
         """Start; return when the checkpoint has its number. Raises an `OSError` if its folder cannot be made."""
@@ -56,7 +56,7 @@ class Writing(threading.Thread):
         if self._is_alone or has_failed:
             self._end()
         self.ended.set()
-        while self.error is not None and not self._heard.wait(LOOK_AGAIN):
+        while self.error is not None and not self._reported.wait(LOOK_AGAIN):
             if not threading.main_thread().is_alive():
                 raise self.error
 
@@ -74,15 +74,15 @@ class Writing(threading.Thread):
             _processes.on_first(self._outcome)
         self._outcome()
 
-    def raise_unheard(self) -> None:
+    def raise_unreported(self) -> None:
         """Raise the error of a failed write, if nobody has seen it yet."""
-        if not self._heard.is_set():
+        if not self._reported.is_set():
             self._outcome()
 
     def _outcome(self) -> int:
         if self.error is not None:
             with signals.Held():
-                self._heard.set()
+                self._reported.set()
                 self.join()
             raise self.error
         return self.number

@@ -117,14 +117,11 @@ def diagnostics(
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     _facts.check_buffer(buffer)
     sample = None if sample is None else xla.copy_numpy(_facts.without_items(sample))
-    return _program(buffer, state, key, sample, batch_size, thorough)
+    return _numbers(buffer, state, key, sample, batch_size, thorough)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _program(buffer: Any, *arguments: Any) -> Numbers:
-    return meshes.over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
-
-
+@meshes.over_any_mesh
 def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     buffer._check_state(state)
     if isinstance(buffer, DifficultyPools | Tasks | Levels):

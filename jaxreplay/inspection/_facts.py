@@ -38,8 +38,8 @@ def of_items(part: Any, state: Any) -> Items:
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[Any, ...]:
-        of, sampler = part._live(state), part.sampler
-        live = ring.wrap_negative(slots - of.start, part._num_slots) < of.size
+        every, sampler = part._live(state), part.sampler
+        live = ring.wrap_negative(slots - every.start, part._num_slots) < every.size
         return live, part._ages(state, slots), sampler.masses(state.sampler), sampler.priorities(state.sampler, slots)
 
     live, ages, masses, priorities = jax.vmap(of_shard, axis_name=part._axis_name)(state)

@@ -53,7 +53,6 @@ def plot(buffer: Any, state: Any) -> Any:
         raise ValueError(f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay; of a curriculum see metrics.")
     if xla.is_traced(state):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
-    buffer._check_state(state)
     pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]
     rows = [_panels(**jax.device_get(_contents(*pair))) for pair in pairs]
     try:
@@ -73,11 +72,8 @@ def plot(buffer: Any, state: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@meshes.over_any_mesh
 def _contents(buffer: Any, state: Any) -> dict[str, Any]:
-    return meshes.over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
-
-
-def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
     shards = _shards.shards_of(buffer)
     sample = _facts.draw(buffer, state, jax.random.key(0), 2**14)
     state = shards.stacked(state)

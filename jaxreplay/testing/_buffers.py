@@ -97,21 +97,16 @@ class _Runs:
         sample = self.buffer.sample(state, key, self.batch_size)
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
 
-    @functools.cached_property
-    def draws(self) -> int:
-        """Number of rows of a draw that shows the distribution; fewer if the buffer draws each item only once."""
-        rows, state = DRAWS, jax.eval_shape(self.init)
-        while rows > self.batch_size:
-            try:
-                self.draw.eval_shape(state, jax.random.key(0), rows)
-                return rows
-            except ValueError:
-                rows //= 2
-        return self.batch_size
+    @compiled()
+    def draw(self, state: Any, key: jax.Array) -> Any:
+        return self.buffer.sample(state, key, self.batch_size)
 
-    @compiled(2)
-    def draw(self, state: Any, key: jax.Array, batch_size: int) -> Any:
-        return self.buffer.sample(state, key, batch_size)
+    @compiled()
+    def draw_often(self, state: Any, key: jax.Array) -> Any:
+        """Handles and probabilities of some `DRAWS` rows, [batches, batch_size]; a buffer may allow few at a time."""
+        draw = jax.vmap(lambda key: self.buffer.sample(state, key, self.batch_size))
+        many = draw(jax.random.split(key, -(-DRAWS // self.batch_size)))
+        return many.indices, many.probabilities
 
     @compiled()
     def jit_step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
@@ -153,26 +148,25 @@ class _Runs:
 
     def check_draws(self, state: Any, key: jax.Array) -> None:
         """Check draws, handles and late updates."""
-        get, draw = self.buffer.get, self.draw
+        get = self.buffer.get
         with rule(rules.EMPTY):
-            nothing = jax.device_get(draw(self.init(), key, self.draws))
+            nothing = jax.device_get(self.draw(self.init(), key))
             np.testing.assert_array_equal(nothing.indices, -1)
             np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
-        sample = jax.device_get(draw(state, key, self.batch_size))
+        sample = jax.device_get(self.draw(state, key))
         check_rows(sample.indices, sample.probabilities, sample.weights, self.batch_size)
         is_traced = isinstance(sample.items, TransitionBatch)  # W and idx come from the draw
         with rule(rules.TYPES):
             for leaf, stored in zip(jax.tree.leaves(sample.items), jax.tree.leaves(self.spec), strict=not is_traced):
                 assert is_traced or leaf.dtype == stored.dtype, f"{leaf.dtype} items, {stored.dtype} were added"
                 chex.assert_axis_dimension(leaf, 0, self.batch_size)
-        many = jax.device_get(draw(state, key, self.draws))
-        check_rows(many.indices, many.probabilities, many.weights, self.draws)
+        indices, probabilities = jax.device_get(self.draw_often(state, key))
         with rule(rules.RANGES):
-            named = many.indices[many.probabilities == 0]
+            named = indices[probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
         parts = getattr(self.buffer, "_parts", lambda _: [(0, slice(None))])  # of a Mixture: the rows of each source
-        for _, rows in parts(self.draws):
-            check_law(many.indices[rows], many.probabilities[rows])
+        for _, rows in parts(self.batch_size):
+            check_law(indices[:, rows], probabilities[:, rows])
         old, gone = jax.device_get(get(state, sample.indices)), np.zeros(self.batch_size, bool)
         with rule(rules.HANDLES):
             if not is_traced:
@@ -184,10 +178,10 @@ class _Runs:
                 gone = _rows(lambda x, _: not np.any(x), now, old)
                 assert np.all(kept | gone), f"rows {np.flatnonzero(~(kept | gone))} hold other items"
         with rule(rules.LATE):
-            before = jax.device_get(draw(state, key, self.draws).probabilities)
+            before = jax.device_get(self.draw_often(state, key)[1])
             late = np.where(gone, sample.indices, -1).astype(np.int32)
             state = self.buffer.update(state, late, 100 * np.ones(self.batch_size, np.float32))
-            same(draw(state, key, self.draws).probabilities, before)
+            same(self.draw_often(state, key)[1], before)
 
     def check_donation(self, key: jax.Array) -> None:
         if not hasattr(self.buffer, "donate"):

@@ -112,9 +112,9 @@ class NextStepAutoreset:
             count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
             raise ValueError(f"env_step: returned a {type(returned).__name__}{count}, expected {', '.join(RETURNED)}.")
         obs, env, reward, terminated, truncated, final_obs = returned
-        _check_alike("obs", obs, state.obs)
-        _check_alike("env_state", env, state.env)
-        _check_alike("final_obs", final_obs, obs)
+        returned = checks.as_spec({"obs": obs, "env_state": env, "final_obs": final_obs})
+        before = checks.as_spec({"obs": state.obs, "env_state": state.env, "final_obs": state.obs})
+        checks.check_like(returned, before, 0, 0, "the state before env_step")
         reward = checks.as_real("reward", reward, "a real number")
         stepped = ~state.waiting
         terminated, truncated = _as_flag("terminated", terminated) & stepped, _as_flag("truncated", truncated) & stepped
@@ -132,12 +132,3 @@ def _as_flag(name: str, x: Any) -> jax.Array:
     if flag.shape != ():
         raise ValueError(f"{name}: got {checks.type_text(flag)}, expected bool[]; map with jax.vmap.")
     return flag
-
-
-def _check_alike(name: str, found: Any, like: Any) -> None:
-    """Raise a `ValueError` if two pytrees differ in structure or in the shape of a leaf."""
-    got, expected = ({name: jnp.shape(x) for name, x in checks.named_leaves(tree).items()} for tree in (found, like))
-    if got != expected:
-        other = "obs" if name == "final_obs" else "the state before"
-        got, expected = dict(sorted(got.items() - expected.items())), dict(sorted(expected.items() - got.items()))
-        raise ValueError(f"env_step: {name} has leaves of shapes {got}, expected {expected} as in {other}.")

@@ -19,26 +19,29 @@ FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
 
 @struct.dataclass
 class TracerSteps:
-    """Environment steps, time-major; leaves [time, num_envs, ...]. Without `s_next`, it is `s` of the next step."""
+    """Environment steps, time-major; leaves [time, num_envs, ...]. Without `s_next`, it is `s` of the next step.
 
-    s: Any
-    a: Any
-    r: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    s_next: Any
-    logp: jax.Array | None = None
-    w: jax.Array | None = None
-    mask: Any = None  # True if there was a step
-    discount: jax.Array | None = None  # of what follows the step; None if all have the same
+    The metadata of a field: its name as an argument of many steps; its kind, if there is a number or flag for each.
+    """
+
+    s: Any = struct.field(metadata={"many": "S"})
+    a: Any = struct.field(metadata={"many": "A"})
+    r: Any = struct.field(metadata={"many": "R", "kind": "number"})
+    terminated: Any = struct.field(metadata={"kind": "flag"})
+    truncated: Any = struct.field(metadata={"kind": "flag"})
+    s_next: Any = struct.field(metadata={"many": "S_next"})
+    logp: Any = struct.field(default=None, metadata={"many": "logP", "kind": "number"})
+    w: Any = struct.field(default=None, metadata={"many": "W", "kind": "number"})
+    # True if there was a step.
+    mask: Any = struct.field(default=None, kw_only=True, metadata={"kind": "flag"})
+    # Of what follows the step; None if all have the same.
+    discount: Any = struct.field(default=None, kw_only=True, metadata={"many": "discounts", "kind": "number"})
 
 
-# Fields of `TracerSteps`, each with its name as an argument of a step, and of many steps.
-NAMES = {field.name: field.name for field in dataclasses.fields(TracerSteps)}
-ROLLOUT = NAMES | {"s": "S", "a": "A", "r": "R", "s_next": "S_next", "logp": "logP", "w": "W", "discount": "discounts"}
+# Names of the fields as arguments of many steps; and "number" or "flag" for a field with one for each step.
+ROLLOUT = {field.name: field.metadata.get("many", field.name) for field in dataclasses.fields(TracerSteps)}
+KINDS = {field.name: field.metadata.get("kind") for field in dataclasses.fields(TracerSteps)}
 _Rollout = collections.namedtuple("_Rollout", ROLLOUT.values())
-KINDS: dict[str, str] = dict.fromkeys(("r", "logp", "w", "discount"), "number")
-KINDS |= dict.fromkeys(("terminated", "truncated", "mask"), "flag")
 
 
 def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None = None) -> TracerSteps:
@@ -53,10 +56,10 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
       ValueError: leading axes differ, or are not `num_envs`, or an argument does not hold one number or flag per
         environment (or step); the message names it.
     """
-    num_axes, each, names = (2, "per step", ROLLOUT) if what else (1, "per environment", NAMES)
-    found = {field: getattr(given, field) for field in NAMES}
+    num_axes, each = (2, "per step") if what else (1, "per environment")
+    names, found = ROLLOUT if what else {field: field for field in ROLLOUT}, dict(vars(given))
     for field, name in names.items():
-        kind, x = KINDS.get(field), found[field]
+        kind, x = KINDS[field], found[field]
         if kind is None:
             found[field] = checks.as_arrays(x)
         elif x is not None or field in ("r", "terminated", "truncated"):
@@ -72,7 +75,7 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
     leading = checks.leading_axes(rows, num_axes, what or "a step")
     for field, name in names.items():
         leaf = found[field]
-        if field in KINDS and leaf is not None and leaf.shape != leading:
+        if KINDS[field] and leaf is not None and leaf.shape != leading:
             remedy = f"{'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis"
             remedy += "" if what else ", or give many steps to n_step_transitions"
             rule = f"expected {list(leading)}, one {KINDS[field]} {each}; {remedy}"

@@ -66,8 +66,8 @@ class Bound(Generic[C]):
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name in dir(self.config) if not name.startswith("_"))]
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        result: Any = getattr(self.config, name)(self.state, *args, **kwargs)
+    def _after(self, name: str, result: Any) -> Any:
+        """The result of a method, with a `Bound` in place of a new state."""
         kind = type(self.state)
         first = result[0] if type(result) is tuple and result and kind is not tuple else result
         is_plain = kind in (tuple, list, dict) or jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state))
@@ -143,17 +143,15 @@ def bind(config: Any, state: Any) -> Any:
 @functools.cache
 def _method(kind: type, name: str) -> Any:
     """The method `name` of a class of configurations, as a method of `Bound`; None if it takes no state."""
-    method = getattr(kind, name, None)
-    if not callable(method):
-        return None
-    signature = inspect.signature(method)
-    own, *others = signature.parameters.values()
-    if not others or others[0].name != "state":
+    method: Any = getattr(kind, name, None)
+    parameters = [*inspect.signature(method).parameters.values()] if callable(method) else []
+    if [x.name for x in parameters[1:2]] != ["state"]:
         return None
 
     @functools.wraps(method)
     def call(bound: Bound[Any], *args: Any, **kwargs: Any) -> Any:
-        return bound._call(name, *args, **kwargs)
+        return bound._after(name, getattr(bound.config, name)(bound.state, *args, **kwargs))
 
-    call.__signature__ = signature.replace(parameters=[own, *others[1:]])  # pyright: ignore[reportAttributeAccessIssue]
+    signature = inspect.signature(method).replace(parameters=[parameters[0], *parameters[2:]])
+    call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
     return call

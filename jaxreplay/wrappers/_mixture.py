@@ -154,18 +154,13 @@ class Mixture(Sized):
         """
         specs = self._specs(checks.as_spec(items))
         return devices.init_on(
-            items, lambda: tuple(buffer.init(its) for buffer, its in zip(self.buffers, specs, strict=True))
+            items, lambda: tuple(buffer.init(spec) for buffer, spec in zip(self.buffers, specs, strict=True))
         )
 
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from the spec of the first one."""
         num_axes = whole_of(self.buffers[0])._batch_axes
-
-        def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
-            leading = shards_of(buffer).smallest_batch
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
-
-        return [spec, *map(its, self.buffers[1:])]
+        return [spec, *(shards_of(buffer).smallest_batch(spec, num_axes) for buffer in self.buffers[1:])]
 
     def add(self, state: Parts, source: int, items: Any, *args: Any, **kwargs: Any) -> Parts:
         """Insert a batch of items into one buffer; the others are unchanged.
@@ -227,8 +222,8 @@ class Mixture(Sized):
         drawn = []
         for k, rows in parts:
             sample: Any = buffers[k].sample
-            count, its = rows.stop - rows.start, self._named(k, state[k])
-            part = sample.body(buffers[k], its, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
+            count, source = rows.stop - rows.start, self._named(k, state[k])
+            part = sample.body(buffers[k], source, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
             indices = self._names(k, part.indices)
             if isinstance(part.items, TransitionBatch):
                 part = part.replace(items=dataclasses.replace(part.items, idx=indices))

@@ -78,7 +78,7 @@ OTHERS = [
     Cell(kind="pools", capacity=2**14),
     Cell(items="17 floats", sampler="max_uses"),
 ]
-GUARDED = {"cpu": [*MAIN, *OTHERS], "h100": [*MAIN, *OTHERS, "dqn"], "tpu-v5e": [*MAIN, "dqn"]}
+GUARDED = {"cpu": [*MAIN, *OTHERS], "h100": [*MAIN, *OTHERS, *agents.AGENTS], "tpu-v5e": [*MAIN, "dqn", "sac"]}
 FIGURES = {
     "cpu": ("flops", "copies"),
     "h100": ("launches", "chain", "copies", "row_loops", "unknown_loops", "temporary_bytes"),

@@ -86,7 +86,7 @@ def test_equal_values_of_other_types_are_no_difference():
 
 def test_what_is_new_in_a_part_with_its_default_has_its_default():
     """Of a part that was given, the default of the whole does not count."""
-    saved = {field.where: field.value for field in _config.fields(Outer()) if "inner" not in field.where}
+    saved = {where: value for where, value, _ in _config.fields(Outer()) if "inner" not in where}
     assert _config.differences(saved, Outer()) == []
     found = _config.differences(saved, Outer(inner=Settings(added="other")))
     assert found[-1] == "config.inner.added: saved nothing, given 'other'"

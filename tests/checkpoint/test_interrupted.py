@@ -134,7 +134,7 @@ def test_an_interrupt_leaves_no_lock_held_without_which_the_writer_does_not_end(
         finish, at, was_interrupted = jr.save(tmp_path, None, LIKE, wait=False), at + 1, False
         with contextlib.suppress(OSError):
             was_interrupted = interrupted(finish, at, threading.__file__)
-        for event in (finish.__self__.ended, finish.__self__._heard):
+        for event in (finish.__self__.ended, finish.__self__._reported):
             is_free = event._cond.acquire(timeout=WITHIN)
             event._cond.release()
             assert is_free, f"the lock is still held after an interrupt at {at}"

@@ -59,10 +59,14 @@ STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "trunc
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"obs": None}, r"env_step: obs has leaves of shapes \{\}, expected \{'<root>': \(\)\} as in the state before"),
-        ({"obs": np.zeros(3)}, r"env_step: obs has leaves of shapes \{'<root>': \(3,\)\}, expected .* as"),
-        ({"env_state": {"a": 0.0}}, r"env_step: env_state has leaves of shapes \{\"\['a'\]\": \(\)\}, expected .* as"),
-        ({"final_obs": np.zeros(3)}, r"env_step: final_obs has leaves of shapes .*\(3,\).*, expected .* as in obs"),
+        ({"obs": None}, r"wrong structure: missing \['obs'\]; got .*, the state before env_step stores"),
+        (
+            {"obs": np.zeros(3)},
+            r"leaf \['obs'\]: got float.*\[3\], the state before env_step stores float.*\[\]",
+        ),
+        ({"obs": 0}, r"leaf \['obs'\]: got int.*\[\], the state before env_step stores float.*\[\]; x.astype"),
+        ({"env_state": {"a": 0.0}}, r"wrong structure: missing \['env_state'\]; unexpected \['env_state'\]\['a'\]"),
+        ({"final_obs": np.zeros(3)}, r"leaf \['final_obs'\]: got .*\[3\], the state before env_step stores .*\[\]"),
         ({"reward": None}, "reward: got None, expected a real number"),
         ({"reward": {"agent": 1.0}}, "reward: got a dict, expected a real number"),
         ({"terminated": None}, r"terminated: got None, expected bool\[\]"),

@@ -1,4 +1,5 @@
 import functools
+import inspect
 
 import chex
 import jax
@@ -11,6 +12,7 @@ from helpers import at, cases, rarely, rejects, stack
 from rollouts import at_once, empty, first, make_steps, of_sequences, one_by_one, traced, turned
 
 import jaxreplay as jr
+from jaxreplay.transitions import _windows
 
 RATES = 0.15, 0.15, 0.1
 STEPS, TRACER = make_steps(np.random.default_rng(0), 4, 2), jr.NStep(n=3, gamma=0.9, num_envs=2)
@@ -234,18 +236,37 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
 def test_arguments_that_are_missing_are_named_with_the_call():
     tracer, buffer = TRACER, jr.ReplayBuffer(capacity=4)
     one = [FIRST[name] for name in ("s", "a", "r", "terminated", "truncated")]
-    refused, both = functools.partial(rejects, error=TypeError), "terminated and truncated, not done"
-    refused(rf"NStep\.add\(\): s_next is missing.*{both}", tracer.add, empty(tracer, STEPS), *one)
+    state, refused = empty(tracer, STEPS), functools.partial(rejects, error=TypeError)
+    missing = "missing a required argument:"
+    takes = "it takes (state, )?s, a, r, terminated, truncated, s_next, logp, w, mask=?, discount"
+    refused(rf"NStep\.add\(\): {missing} 's_next'; {takes}", tracer.add, state, *one)
+    more = {"done": one[3], "s_next": one[0]}
     for function in (tracer.init, tracer.spec):
-        refused(rf"NStep\.{function.__name__}\(\): s_next is missing.*{both}", function, *one)
-    refused(rf"NStep\.add\(\): got done.*{both}", tracer.add, None, *one[:3], done=one[3], s_next=one[0])
-    refused(r"add\(\) missing 3 required .*: 'terminated', 'truncated', and 's_next'", tracer.add, None, *one[:3])
-    refused(r"add\(\) missing 1 required .*: 'truncated'", tracer.add, None, *one[:4], s_next=one[0])
+        called, done = rf"NStep\.{function.__name__}\(\)", r"without time limits give done, jnp\.zeros_like\(done\)\.$"
+        refused(rf"{called}: {missing} 's_next'; {takes}; {done}", function, *one)
+        refused(rf"{called}: .*unexpected.*'done'; {takes}; {done}", function, *one, **more)
+    of_a_tracer = r"gamma; use .*terminated and truncated \(of a tracer\)\.$"
+    refused(rf"NStep\.add\(\): has no argument 'done'; {takes}, {of_a_tracer}", tracer.add, state, *one[:3], **more)
+    refused(rf"NStep\.add\(\): {missing} 'terminated'", tracer.add, state, *one[:3])
+    refused(rf"NStep\.add\(\): {missing} 'truncated'", tracer.add, state, *one[:4], s_next=one[0])
     refused(r"flush\(\) missing 1 required .*: 'state'", tracer.flush)
     stored = buffer.init(np.zeros(1))
     refused(r"Buffer\.add\(\): missing a required argument: 'items'", buffer.add, stored)
     refused(r"Buffer\.update\(\): .*", buffer.update, stored, one=1)
     assert tracer.init(*one, s_next=one[0]).count == 0  # with its name, it is not missing
+
+
+def test_init_and_spec_take_what_add_takes_of_a_step():
+    """By one declaration of the fields of a step, which `add` spells out for its documentation."""
+
+    def taken(function, *but):
+        return [
+            (x.name, x.kind, x.default) for x in inspect.signature(function).parameters.values() if x.name not in but
+        ]
+
+    step = taken(_windows.TracerSteps)
+    assert [name for name, *_ in step] == [*"sar", "terminated", "truncated", "s_next", "logp", "w", "mask", "discount"]
+    assert taken(TRACER.init) == taken(TRACER.spec) == taken(TRACER.add, "state", "gamma") == step
 
 
 @pytest.mark.versions

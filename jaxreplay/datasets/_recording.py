@@ -22,7 +22,6 @@ import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from multiprocessing import util
 from typing import Any
 
 import jax
@@ -71,6 +70,8 @@ class Recorder(contextlib.AbstractContextManager):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, part_bytes: int = 2**26):
+        from multiprocessing import util
+
         folder = os.path.realpath(files.local(folder, "a recording"))
         self._rows = _Rows(folder, checks.check_integer("part_bytes", part_bytes, 1, 2**40, "the size of a part"))
         # Also where the recorder is forgotten, and at the end of a program or a process of multiprocessing.

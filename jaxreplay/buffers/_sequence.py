@@ -418,7 +418,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return state.ring.newest(state.ring.size)
+            return state.ring.live()
         return self._drawable.live(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:

@@ -10,10 +10,11 @@ each slot is drawn with a probability that differs from 1 / k by at most 2^-64. 
 error of 2^-24.
 
 **Handles.** The items of a slot have the handles slot, slot + capacity, slot + 2 * capacity, ... modulo the period of
-a ring (`jaxreplay._common.ring`). After `clear` items fill slots from where they were, not from slot 0. An old handle names a later item only after its slot was overwritten period /
+a ring (`jaxreplay._common.ring`). An old handle names a later item only after its slot was overwritten period /
 capacity times, which is at least 10^9 / capacity. While N items are added, a slot is overwritten ln(N / capacity) times
 on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 96 handles in a row differ (48 in a mixture of
-two); so up to there no handle names another item.
+two); so up to there no handle names another item. After `clear` items fill slots from the next empty one on, not from
+slot 0, so that all slots are overwritten equally often.
 """
 
 from typing import Any, ClassVar

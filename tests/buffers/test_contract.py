@@ -200,7 +200,9 @@ def test_no_handle_comes_back_however_often_a_buffer_is_cleared(name):
         return first, buffer.get(state, buffer.sample(state, key, 8).indices), came_back
 
     first, found, came_back = jax.device_get(run(buffer.init(ones), jax.random.key(0)))
-    assert np.all(first >= 0) and np.all(found == 1) and not came_back
+    assert np.all(first >= 0)
+    assert np.all(found == 1)
+    assert not came_back
 
 
 def test_eager_calls_run_under_checks_of_jax():

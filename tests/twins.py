@@ -558,7 +558,6 @@ LEAST = {
     "sets of nothing": 30,
     "rows masked": 60,
     "on a full buffer": 70,
-    "clears off slot 0": 1,
     "young draws": 40,
     "items of whole passes": 100,
     "items looked up": 200,

@@ -43,7 +43,7 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, s
 def least(sampler):
     """No draws by age; the longer a run, the less of what is added comes to be stored."""
     changed = {"rows stored": 60, "rows masked": 25, "updates of stale items": 10, "rows told of": 10, "young draws": 0}
-    changed["slots taken again"] = 10
+    changed |= {"slots taken again": 10, "clears off slot 0": 1}
     return twins.least(sampler) | changed
 
 

@@ -97,13 +97,14 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
     raise ValueError(f"{name}: got {found}, expected {expected}.")
 
 
-def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
+def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -> tuple[int, ...]:
     """Sizes of the `num_axes` leading axes that all leaves of `spec` share.
 
     Args:
       spec: pytree of arrays or `jax.ShapeDtypeStruct`.
       num_axes: 1 or 2.
       what: name of `spec` in messages.
+      last: if not None, the size that the last of them should have.
 
     Raises:
       ValueError: there are no leaves, a leaf has too few axes, or two leaves differ.
@@ -114,7 +115,8 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     first = next(iter(leaves.values())).shape[:num_axes]
     for name, leaf in leaves.items():
         if len(leaf.shape) < num_axes:
-            remedy = "x[:, None] adds one" if leaf.shape else f"x[None] adds one, {LISTS}"
+            remedy = "x[:, None] adds one" if leaf.shape[:1] not in ((), (last,)) else "x[None] adds one"
+            remedy += "" if leaf.shape else f", {LISTS}"
             axes = "1 leading axis" if num_axes == 1 else f"{num_axes} leading axes"
             raise ValueError(f"leaf {name}: got {type_text(leaf)}, {what} needs {axes}; {remedy}.")
         if leaf.shape[:num_axes] != first:

@@ -318,14 +318,15 @@ class Mixture(Sized):
         return _reduced(jnp.logical_and, tuple(buffer.is_full(part) for buffer, part in self._pairs(state)))
 
     def _parts(self, num_rows: int) -> list[slice]:
-        """The rows of each source in a batch; a `ValueError` if one gets none, or not as many for each of its shards."""
+        """The rows of each source in a batch; a `ValueError` if one, or one of its shards, cannot get any."""
         parts, start = [], 0
         for k, count in enumerate(self.counts(num_rows)):
             num_shards = shards_of(self.buffers[k]).num_shards
             if count == 0:
                 share = (self.shares or ())[k]
-                rule = f"would never be drawn; give at least {math.ceil(round(1 / max(share, 1e-9), 6))} rows, or a larger share"
-                raise ValueError(f"batch_size={num_rows}: buffers[{k}], of share {share:.3g}, gets no row and {rule}.")
+                least = math.ceil(round(1 / max(share, 1e-9), 6))
+                rule = f"gets no row of each batch; give at least {least} rows, or a larger share"
+                raise ValueError(f"batch_size={num_rows}: buffers[{k}], of share {share:.3g}, {rule}.")
             if count % num_shards:
                 found = f"batch_size={num_rows}: buffers[{k}] gets {count} of these rows"
                 raise ValueError(f"{found}, but needs a multiple of {num_shards}; change the batch size or the shares.")

@@ -457,6 +457,34 @@ def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
     assert buffer.size(jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))) == 8
 
 
+EXECUTOR = """
+import concurrent.futures, time
+import jax, numpy as np
+import jaxreplay as jr
+
+buffer = jr.ReplayBuffer(capacity=8)
+shared = jr.Shared(buffer, buffer.init(np.zeros(2)), ratio=1)
+
+
+def act():
+    with shared.worker():
+        while True:
+            shared.add(np.zeros(2))
+
+
+threads = concurrent.futures.ThreadPoolExecutor()
+actors = [threads.submit(act) for _ in range(2)]
+shared.sample(jax.random.key(0), 4)
+raise OSError("the robot is gone")
+"""
+
+
+def test_a_program_that_fails_outside_of_the_block_ends_although_an_executor_has_threads():
+    done = subprocess.run([sys.executable, "-c", EXECUTOR], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("OSError: the robot is gone\n")
+
+
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 

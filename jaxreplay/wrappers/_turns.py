@@ -23,7 +23,6 @@
   the threads that wait, and releases the lock. Then the handlers of the signals that came run.
 """
 
-import concurrent.futures.thread  # noqa: F401, its hook is called after those that are registered later
 import contextlib
 import os
 import threading
@@ -277,6 +276,7 @@ def _at_end(method: weakref.WeakMethod) -> None:
 
     At that time the main thread still counts as alive. A Python without this hook calls nothing.
     """
+    import concurrent.futures.thread  # noqa: F401, registers its hook first; the last one is called first
 
     def call() -> None:
         if (found := method()) is not None:

@@ -267,7 +267,7 @@ def test_rows_of_sequences_and_of_sources_are_counted():
     buffer = jr.Mixture(buffers=(streams, streams))
     shared = jr.Shared(buffer, buffer.init(np.zeros((3, 2))), ratio=1, slack=100)
     shared.add(0, np.zeros((3, 2)))
-    shared.sample(KEY, 1)
+    shared.sample(KEY, 2)
     shared.add(1, np.zeros((3, 2)))
     shared.add(source=1, items=np.zeros((2, 2)))
     shared.actor(0).add(np.zeros((2, 2)))

@@ -149,7 +149,9 @@ def keep_evenly(ring, items, draws, mask=None, td_errors=None):
             continue
         ring.count = min(ring.count + 1, 2**64 - 1)
         filled = len(stored.keys() | rows.keys())
-        slot = filled if filled < ring.num_slots else int(draws[row]) * ring.count >> 64
+        slot = int(draws[row]) * ring.count >> 64
+        if filled < ring.num_slots:
+            slot = (ring.next_handle + filled) % ring.num_slots
         ring.taken_again += slot in rows
         if slot < ring.num_slots:
             rows[slot] = row
@@ -171,9 +173,8 @@ class Ring:
         self.count, self.taken_again, self.last = 0, 0, {}  # of a reservoir; the last handle of each slot
 
     def clear(self):
+        self.next_handle += 0 if self.in_order else len(self.stored)  # of a reservoir the slot of the first item
         self.stored, self.count = [], 0
-        self.next_handle = -(-self.next_handle // self.num_slots) * self.num_slots
-        self.next_handle %= self.period or self.next_handle + 1
 
     @property
     def handles(self):
@@ -463,7 +464,7 @@ class SequenceTwin:
         return new
 
     def clear(self):
-        self.first = -(-(self.first + len(self.ever)) // self.num_slots) * self.num_slots  # begins at slot 0
+        self.first += len(self.ever)
         self.steps, self.ends, self.gaps, self.runs, self.lost, self.ever = [], [], [], [], 0, {}
 
     def end_streams(self, closed):

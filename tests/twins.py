@@ -502,9 +502,11 @@ class Run:
     @strict()
     def step(self, number):
         if number % 60 == 5:
+            off = np.any(np.asarray(self.state.ring.inserted) % self.state.ring.capacity)
             self.state = self.clear(self.state)
             for lane in self.lanes:
                 lane.twin.clear()
+                lane.happened["clears off slot 0"] += bool(off)
                 lane.log.append(("clear", ()))
         given, looked = zip(*(self.given(lane, number) for lane in self.lanes), strict=True)
         stacked = (stack(*x) if self.mode == "vmap" else x[0] for x in (given, looked))

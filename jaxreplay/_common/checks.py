@@ -97,10 +97,11 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
     raise ValueError(f"{name}: got {found}, expected {expected}.")
 
 
-def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
+def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -> tuple[int, ...]:
     """Sizes of the `num_axes` (1 or 2) leading axes that all leaves of `spec`, or `what` in messages, share.
 
-    A `ValueError` if there are no leaves, a leaf has too few axes, or two leaves differ.
+    A `ValueError` if there are no leaves, a leaf has too few axes (`last` is the size that the last of them should
+    have, if that is known), or two leaves differ.
     """
     leaves = named_leaves(spec)
     if not leaves:
@@ -108,7 +109,8 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     first = next(iter(leaves.values())).shape[:num_axes]
     for name, leaf in leaves.items():
         if len(leaf.shape) < num_axes:
-            remedy = "x[:, None] adds one" if leaf.shape else f"x[None] adds one, {LISTS}"
+            remedy = "x[:, None] adds one" if leaf.shape[:1] not in ((), (last,)) else "x[None] adds one"
+            remedy += "" if leaf.shape else f", {LISTS}"
             axes = "1 leading axis" if num_axes == 1 else f"{num_axes} leading axes"
             raise ValueError(f"leaf {name}: got {type_text(leaf)}, {what} needs {axes}; {remedy}.")
         if leaf.shape[:num_axes] != first:

@@ -102,8 +102,8 @@ class Ring:
         return dataclasses.replace(self, inserted=xla.after(self.inserted, *others))
 
     def live(self) -> Live:
-        """All stored slots."""
-        return Live(start=jnp.zeros_like(self.size), size=self.size, capacity=self.capacity)
+        """All stored slots, the oldest first."""
+        return self.newest(self.size)
 
     def newest(self, count: jax.Array) -> Live:
         """Slots of the newest `count` insertions (int32 [], clipped to [0, size])."""
@@ -133,10 +133,9 @@ class Ring:
         return dataclasses.replace(self, inserted=inserted, size=size)
 
     def emptied(self) -> Self:
-        """The ring without items; the next one has a handle that was never used, and slot 0 (see `live`)."""
-        rounds = (self.inserted + self.capacity - 1) // self.capacity
+        """The ring without items; the next one has the handle that it would have had."""
         # Not a constant, which an eager `jax.vmap` would not map, so that the donated size would have no use.
-        return dataclasses.replace(self, inserted=rounds * self.capacity % self.period, size=jnp.minimum(self.size, 0))
+        return dataclasses.replace(self, size=jnp.minimum(self.size, 0))
 
     def ages(self, slots: jax.Array) -> jax.Array:
         """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""

@@ -42,9 +42,10 @@ class Held:
             self._handlers[number](number, frame)
 
     def deliver(self) -> None:
-        """Run the handlers of the signals that came; all of them, also if one raises."""
+        """Run the handlers of the signals that came, the oldest first; all of them, also if one raises."""
         if self._came:
-            number, frame = self._came.popitem()
+            number = [*self._came][0]  # noqa: RUF015, as an iterator fails where another signal comes
+            frame = self._came.pop(number)
             try:
                 self._handlers[number](number, frame)
             finally:

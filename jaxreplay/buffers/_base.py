@@ -283,7 +283,7 @@ class Buffer(Sized, Generic[S]):
         Examples:
           >>> state = buffer.add(buffer.clear(state), items + 5)
           >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
-          (3, [4, 5, 6])
+          (3, [3, 4, 5])
         """
         return dataclasses.replace(state, **self._emptied(state))
 
@@ -360,7 +360,7 @@ class Buffer(Sized, Generic[S]):
           [-1, 0, 1, 2]
         """
         self._check_order("newest")
-        live = state.ring.newest(state.ring.size)
+        live = state.ring.live()
         position = live.size - n + jnp.arange(n, dtype=jnp.int32)
         slots = live.slots(jnp.maximum(position, 0))
         return jnp.where(position >= 0, self._handles(state, slots), -1)

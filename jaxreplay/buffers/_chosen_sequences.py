@@ -121,7 +121,7 @@ def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
 
     The ring has all in order, oldest first. The search reads PROBES ages at a time, O(log(capacity)) times.
     """
-    every, num_older = state.ring.newest(state.ring.size), jnp.zeros((), jnp.int32)
+    every, num_older = state.ring.live(), jnp.zeros((), jnp.int32)
     rounds = max(1, math.ceil(math.log(every.capacity, PROBES) - 1e-9))
     for width in (PROBES**k for k in reversed(range(rounds))):
         position = num_older + width * jnp.arange(1, PROBES + 1, dtype=jnp.int32) - 1
@@ -195,7 +195,7 @@ def _overwritten(buffer: Any, state: Any, cursor: jax.Array, num_steps: int, mos
       most: upper bound on the number of sequences overwritten.
     """
     position = jnp.arange(most, dtype=jnp.int32)
-    slots = state.ring.newest(state.ring.size).slots(position)
+    slots = state.ring.live().slots(position)
     row, _ = starts(buffer, state, slots)
     until = ring.wrap_negative(row - cursor, buffer.length)
     return slots, (position < state.ring.size) & (until < num_steps)

@@ -153,7 +153,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return state.ring.newest(state.ring.size) if self.sampler.by_age else state.ring.live()
+            return state.ring.live()
         return state.ring.newest(-(-max_age // ring.num_shards(self._axis_name)))
 
     def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:

@@ -12,10 +12,10 @@ error of 2^-24.
 a ring (`jaxreplay._common.ring`). An old handle names a later item only after its slot was overwritten period /
 capacity times, which is at least 10^9 / capacity. While N items are added, a slot is overwritten ln(N / capacity) times
 on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 96 handles in a row differ (48 in a mixture of
-two); so up to there no handle names another item.
+two); so up to there no handle names another item. After `clear` items fill slots from the next empty one on, not from
+slot 0, so that all slots are overwritten equally often.
 """
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -33,10 +33,10 @@ class ReservoirState(State):
 
     Attributes:
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
-      ring: the fill: `size` slots hold an item, and `inserted`, equal to `size`, is the next empty slot.
+      ring: the fill: `size` slots hold an item, and the next empty one is `inserted` modulo the capacity.
       sampler: the sampler's state.
       uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
-      handles: int32 [capacity], the last handle of each slot; -1 if it never had one. The slots from `ring.size` on are
+      handles: int32 [capacity], the last handle of each slot; -1 if it never had one. Slots out of `ring.live()` are
         empty.
       count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
@@ -120,12 +120,11 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         key = self._own_key(key)
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
         fill = state.ring.after(items)
-        slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
+        slots = _draw_slots(fill, state.count, number, key)
         handles, slots = self._claim(state, slots if mask is None else jnp.where(mask, slots, self.capacity))
-        size = jnp.minimum(fill.inserted + number[-1], self.capacity)
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
-            ring=dataclasses.replace(fill, inserted=size, size=size),
+            ring=fill.advance(jnp.minimum(number[-1], self.capacity - fill.size)),
             **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
@@ -151,13 +150,12 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     def _own_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots` [B], which are in range, within this shard; -1 for an empty slot."""
         handles = xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
-        handles = jnp.where(slots < state.ring.size, handles, -1)  # `clear` keeps the handles of what was there
+        # `clear` keeps the handles of what was there.
+        handles = jnp.where(state.ring.ages(slots) < state.ring.size, handles, -1)
         return jax.lax.rem(handles, jnp.int32(state.ring.period))  # -1 stays
 
     def _emptied(self, state: ReservoirState) -> dict[str, Any]:
-        changed = super()._emptied(state)
-        changed["ring"] = dataclasses.replace(changed["ring"], inserted=jnp.minimum(state.ring.inserted, 0))
-        return changed | {"count": jnp.minimum(state.count, 0)}
+        return super()._emptied(state) | {"count": jnp.minimum(state.count, 0)}
 
     def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)
@@ -182,20 +180,19 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         return layouts.read(state.storage, slots, fill=fill), None
 
 
-def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax.Array, capacity: int) -> jax.Array:
+def _draw_slots(fill: ring.Ring, count: jax.Array, number: jax.Array, key: jax.Array) -> jax.Array:
     """Slots that algorithm R gives new items, int32 [B]; `capacity` for an item that is not stored.
 
     Args:
-      filled: int32 [], number of slots filled before.
+      fill: the ring before.
       count: uint32 [2], number of items ever added before.
       number: int32 [B], number of each new item, from 1.
       key: a PRNG key.
-      capacity: number of slots.
     """
     upper, lower = random.random_integers64(random.random_bits(key, number.size), _plus(count, number))
-    drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
-    next_empty = filled + number - 1
-    return jnp.where(next_empty < capacity, next_empty, drawn)
+    drawn = jnp.where((upper == 0) & (lower < fill.capacity), lower, fill.capacity).astype(jnp.int32)
+    next_empty = ring.wrap_excess(fill.inserted % fill.capacity + number - 1, fill.capacity)
+    return jnp.where(fill.size + number - 1 < fill.capacity, next_empty, drawn)
 
 
 def _plus(count: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:

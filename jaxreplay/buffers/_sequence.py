@@ -361,7 +361,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _num_steps(self, spec: Any) -> int:
         """T of steps [T, num_envs, ...]."""
-        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
+        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout", self.num_envs)
         if num_envs != self.num_envs:
             found, expected = f"leading axes [{num_steps}, {num_envs}]", f"[T, {self.num_envs}], time first"
             raise ValueError(f"num_envs={self.num_envs}: got steps with {found}, expected {expected}.")
@@ -404,7 +404,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return state.ring.newest(state.ring.size)
+            return state.ring.live()
         return self._drawable.live(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:

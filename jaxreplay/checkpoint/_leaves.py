@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import layouts, xla
-from jaxreplay.checkpoint._arrays import Packed, chunks_of, region_of
+from jaxreplay.checkpoint._arrays import Packed, Region, chunks_of, region_of
 
 PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -127,12 +127,33 @@ def pack(leaf: Any, copies: bool) -> Packed:
         x = stored(jnp.asarray(x))
     if isinstance(x, np.ndarray):
         return Packed(chunks_of(x.shape, x.dtype, x.shape), True, [(region_of(x.shape), x)])
-    shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
-    parts = [(region_of(x.shape, shard.index), _alone(shard.data)) for shard in shards]
+    parts = [(region, _alone(part)) for region, part in _parts(x)]
     if copies:
         parts = [(region, np.array(xla.on_host(part))) for region, part in parts]
     chunks = chunks_of(x.shape, np.dtype(x.dtype), x.sharding.shard_shape(x.shape))
     return Packed(chunks, x.is_fully_addressable, parts)
+
+
+def _parts(x: jax.Array) -> list[tuple[Region, jax.Array]]:
+    """The regions of an array whose first device is of this process, each with its part.
+
+    By region, as JAX lists some parts twice, or not yet all, where another thread is asking for them too.
+    """
+    regions = {device: region_of(x.shape, index) for device, index in x.sharding.devices_indices_map(x.shape).items()}
+    first = {str(region): device for device, region in reversed(regions.items())}
+    own = [name for name, device in first.items() if device in x.sharding.addressable_devices]
+    found: dict[str, tuple[Region, jax.Array]] = {}
+    number = 0
+    while not {*own} <= found.keys():
+        try:
+            part = x.addressable_data(number)
+        except IndexError:  # not yet listed
+            number = 0
+            continue
+        region = regions[next(iter(part.devices()))]
+        found.setdefault(str(region), (region, part))
+        number += 1
+    return [found[name] for name in own]
 
 
 @dataclasses.dataclass(frozen=True)

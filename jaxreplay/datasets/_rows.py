@@ -46,8 +46,12 @@ class Steps(NamedTuple):
         A sequence can be drawn once all of its rows are stored. Without these rows the last steps of the data set would
         start no sequence. The `sequence_length` - 2 rows repeat the last observation.
 
+        If the last row holds a step, its next observation is missing. Unless it was terminated, this becomes the row
+        without a step, as in `from_arrays`: the step before it is then the truncated one. A terminated step is kept,
+        with one row more.
+
         Raises:
-          ValueError: `sequence_length` is not a positive integer.
+          ValueError: `sequence_length` is not a positive integer, or a leaf of `Steps` is missing.
 
         Examples:
           >>> data = jr.datasets.from_arrays(x, x, x, terminals=[0, 1], timeouts=[0, 0])
@@ -55,10 +59,18 @@ class Steps(NamedTuple):
           >>> data.padded(4).rows["step"][:, 0].tolist()
           [True, True, False, False, False]
         """
-        count = max(checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "rows of a sequence") - 2, 0)
+        checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "rows of a sequence")
+        checked, (length, _) = check_rows(self.rows)
+        last = length - 1
+        terminated, has_step = (np.asarray(checked[name])[last] != 0 for name in ("terminated", "step"))
+        count = max(sequence_length - 2 + bool(np.any(has_step & terminated)), 0)
         rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
         rows["observation"] = jax.tree.map(lambda x: pad_rows(x, count, "edge"), self.rows["observation"])
-        ends[[len(self.ends) - 1, -1]] = ends[[-1, len(self.ends) - 1]]
+        cut = has_step & ~terminated
+        for x in jax.tree.leaves([rows[name] for name in ("action", "reward", "truncated", "step")]):
+            x[last, cut] = 0
+        rows["truncated"][last - 1, cut & ~ends[last - 1] & (last > 0)] = True
+        ends[[last, -1]] = ends[[-1, last]]
         return Steps(rows, ends)
 
 

@@ -136,13 +136,13 @@ def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_siz
 
 def _mixture(buffer: Mixture, states: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     found: Numbers = {"size": buffer.size(states)}
-    rows: dict[int, slice] = {}
+    rows: list[slice] = []
     if sample is not None:
         found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
-        rows = dict(buffer._parts(sample.indices.size))
+        rows = buffer._parts(sample.indices.size)
     for k, (source, state) in enumerate(zip(buffer.buffers, states, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, k)
-        own = jax.tree.map(lambda x, k=k: x[rows[k]], sample) if k in rows else None
+        own = jax.tree.map(lambda x, k=k: x[rows[k]], sample) if rows else None
         found |= {f"{k}/{name}": x for name, x in _buffer(source, state, own_key, own, batch_size, thorough).items()}
     return found
 

@@ -7,8 +7,8 @@ the weight
     (s_k B / n_k) (N_k P_k(i))^-beta.
 
 With beta = 1 the weighted values f of the n_k rows have the expected sum s_k B (mean of f over source k). So the batch
-mean is an unbiased estimate of sum_k s_k (mean of f over source k), unless a source has no rows or no items. The
-weights of a `Sharded` source already correct for unfilled rows of its shards, so its n_k counts all rows.
+mean is an unbiased estimate of sum_k s_k (mean of f over source k), unless a source has no items. The weights of a
+`Sharded` source already correct for unfilled rows of its shards, so its n_k counts all rows.
 
 The second factor is the importance weight of the source's sampler (Schaul et al. 2016, section 3.4), not normalized;
 for `Uniform` it is 1. A smaller beta keeps part of the effect of priorities. The first factor corrects the rounding of
@@ -100,8 +100,7 @@ class Mixture(Sized):
         importance weights for the mixture, by `shares`, of uniform distributions over each source's items (see the head
         of the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. Samplers with a
         `normalize` must agree on it: "batch" divides by the largest weight of the whole batch; None, also if no sampler
-        has one, divides by nothing; "global" is refused. The share of a source without items, or without rows in the
-        batch, is missing from the mean.
+        has one, divides by nothing; "global" is refused. The share of a source without items is missing from the mean.
 
     Examples:
       >>> online, offline = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)
@@ -128,7 +127,7 @@ class Mixture(Sized):
     def counts(self, batch_size: int) -> tuple[int, ...]:
         """Number of rows from each source, by largest remainders; ties go to the earlier buffer.
 
-        Each is the source's share of `batch_size`, rounded up or down. It may be 0.
+        Each is the source's share of `batch_size`, rounded up or down. It may be 0, but not in `sample`.
 
         Raises:
           ValueError: `batch_size` is not an integer, or is negative.
@@ -212,15 +211,15 @@ class Mixture(Sized):
           max_age: applies to each source; N_k then counts the younger items only.
 
         Raises:
-          ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; the rows of a
-            `Sharded` source are not a multiple of its shards; or all sources are empty and the call is eager.
+          ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; a source gets
+            no row; the rows of a `Sharded` source are not a multiple of its shards; or all sources are empty and the
+            call is eager.
         """
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
             buffers = tuple(map(unnormalized, buffers))
-        parts = self._parts(batch_size)
         drawn = []
-        for k, rows in parts:
+        for k, rows in enumerate(self._parts(batch_size)):
             sample: Any = buffers[k].sample
             count, source = rows.stop - rows.start, self._named(k, state[k])
             part = sample.body(buffers[k], source, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
@@ -229,14 +228,14 @@ class Mixture(Sized):
                 part = part.replace(items=dataclasses.replace(part.items, idx=indices))
             drawn.append(part.replace(indices=indices))
         if self.weights == "joint":
-            drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
+            drawn = self._weigh(drawn, batch_size)
         return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
 
-    def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
-        """Draws from `sources` whose weights are not normalized, with joint weights."""
+    def _weigh(self, drawn: list[Sample], batch_size: int) -> list[Sample]:
+        """Draws from all sources whose weights are not normalized, with joint weights."""
         shares, normalize = self.shares or (), normalization_of(self.buffers)
-        rows = [num_rows(self.buffers[k], x.probabilities) for k, x in zip(sources, drawn, strict=True)]
-        scales = [jnp.asarray(shares[k] * batch_size / n, jnp.float32) for k, n in zip(sources, rows, strict=True)]
+        rows = [num_rows(buffer, x.probabilities) for buffer, x in zip(self.buffers, drawn, strict=True)]
+        scales = [jnp.asarray(share * batch_size / n, jnp.float32) for share, n in zip(shares, rows, strict=True)]
         # Computed once: the comparison with the largest below needs the very same bits.
         weights = xla.read_once(xla.materialize(*[x.weights for x in drawn]))
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
@@ -312,18 +311,22 @@ class Mixture(Sized):
         """True if the next insertion overwrites in every source, bool []."""
         return _reduced(jnp.logical_and, tuple(buffer.is_full(part) for buffer, part in self._pairs(state)))
 
-    def _parts(self, num_rows: int) -> list[tuple[int, slice]]:
-        """The sources with rows in a batch, and their rows."""
+    def _parts(self, num_rows: int) -> list[slice]:
+        """The rows of each source in a batch; a `ValueError` if one, or one of its shards, cannot get any."""
         parts, start = [], 0
         for k, count in enumerate(self.counts(num_rows)):
             num_shards = shards_of(self.buffers[k]).num_shards
+            if count == 0:
+                share = (self.shares or ())[k]
+                least = math.ceil(round(1 / max(share, 1e-9), 6))
+                rule = f"gets no row of each batch; give at least {least} rows, or a larger share"
+                raise ValueError(f"batch_size={num_rows}: buffers[{k}], of share {share:.3g}, {rule}.")
             if count % num_shards:
                 found = f"batch_size={num_rows}: buffers[{k}] gets {count} of these rows"
                 raise ValueError(f"{found}, but needs a multiple of {num_shards}; change the batch size or the shares.")
-            if count > 0:
-                parts.append((k, slice(start, start + count)))
+            parts.append(slice(start, start + count))
             start += count
-        return parts or [(0, slice(0, 0))]
+        return parts
 
     def _pairs(self, state: Any) -> list[tuple[Any, Any]]:
         """Each buffer and its state; a `ValueError` if `state` is not a tuple of one state for each."""

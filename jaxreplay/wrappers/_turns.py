@@ -27,6 +27,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -79,6 +80,7 @@ class Turns:
         self._changed = threading.Condition()
         self._owner: int | None = None  # the thread whose turn it is
         self._version = 0
+        _at_end(weakref.WeakMethod(self.end))
 
     def enter(self, turn: "Turn") -> None:
         """Take the lock when the turn has come, and give it the state."""
@@ -138,9 +140,14 @@ class Turns:
 
     def is_closed(self) -> bool:
         """True if it is closed; the end of the main thread closes it, as Python then waits for the other threads."""
-        if self.why_closed is None and not threading.main_thread().is_alive():
-            self.why_closed = "closed by the end of the program"
+        if not threading.main_thread().is_alive():
+            self.end()
         return self.why_closed is not None
+
+    def end(self) -> None:
+        """Close it at the end of the program, without the lock, which another thread may hold for ever."""
+        if self.why_closed is None:
+            self.why_closed = "closed by the end of the program"
 
     def count_workers(self, change: int) -> None:
         """Note that a block of `worker` begins (1) or ends (-1)."""
@@ -260,6 +267,21 @@ class Turn:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         with self.signals:
             self._turns.leave(self, error)
+
+
+def _at_end(method: weakref.WeakMethod) -> None:
+    """Call a method, if its object is still there, when the main thread ends, before executors wait for their threads.
+
+    At that time the main thread still counts as alive. A Python without this hook calls nothing.
+    """
+    import concurrent.futures.thread  # noqa: F401, registers its hook first; the last one is called first
+
+    def call() -> None:
+        if (found := method()) is not None:
+            found()
+
+    with contextlib.suppress(AttributeError, RuntimeError):  # it has none, or ends already
+        getattr(threading, "_register_atexit")(call)  # noqa: B009, not a name for type checkers
 
 
 def _committed(state: Any) -> Any:

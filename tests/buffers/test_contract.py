@@ -172,6 +172,39 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name):
         state = new
 
 
+@pytest.mark.parametrize("name", ["replay", "reservoir", "every", *map(rarely, ("inside", "mixture", "sharded"))])
+def test_no_handle_comes_back_however_often_a_buffer_is_cleared(name):
+    """If each time used up a round of all slots, the handles would come back after at most 1,536."""
+    replay, streams = jr.ReplayBuffer(capacity=2**20), {"length": 2**20, "num_envs": 2, "sequence_length": 1}
+    buffer = {
+        "replay": replay,
+        "reservoir": jr.ReservoirBuffer(capacity=2**20),
+        "every": jr.SequenceBuffer(**streams),
+        "inside": jr.SequenceBuffer(**streams, windows="inside"),
+        "mixture": jr.Mixture(buffers=(replay, replay)),
+        "sharded": over_devices(replay, 2),
+    }[name]
+    ones, add = np.ones((1, 2) if name in ("every", "inside") else 2, np.float32), _adder(buffer)
+
+    @jax.jit
+    def run(state, key):
+        state = add(state, ones, key)
+        first = buffer.sample(state, key, 8).indices
+
+        def step(k, carry):
+            state, came_back = carry
+            state = add(buffer.clear(state), ones, key)
+            return state, came_back | (buffer.get(state, first) != 0).any()
+
+        state, came_back = lax.fori_loop(0, 1600, step, (state, False))
+        return first, buffer.get(state, buffer.sample(state, key, 8).indices), came_back
+
+    first, found, came_back = jax.device_get(run(buffer.init(ones), jax.random.key(0)))
+    assert np.all(first >= 0)
+    assert np.all(found == 1)
+    assert not came_back
+
+
 def test_eager_calls_run_under_checks_of_jax():
     """The first time they do without: programs are compiled, and constants sent to the device."""
     buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(normalize="global"), donate=False)

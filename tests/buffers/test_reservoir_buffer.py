@@ -9,9 +9,10 @@ from scipy import stats
 from twins import draws_of
 
 import jaxreplay as jr
+from jaxreplay._common import ring
 from jaxreplay.buffers import _reservoir
 
-slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
+slots_of = jax.jit(_reservoir._draw_slots)
 
 
 def words(number):
@@ -61,7 +62,8 @@ def test_draws_are_exact_whatever_the_count(count):
     """Compared with integers of any length; at the end the count stops."""
     capacity, rows, key = 2**29, 2_000, jax.random.key(count % 1001)
     full = np.int32(min(count, capacity))
-    slots = slots_of(full, words(count), numbers(1, rows), key, capacity)
+    fill = ring.init(capacity).replace(inserted=full, size=full)
+    slots = slots_of(fill, words(count), numbers(1, rows), key)
     expected = []
     for row, bits in enumerate(draws_of(key, rows)):
         slot = bits * min(count + row + 1, 2**64 - 1) >> 64

@@ -15,14 +15,14 @@ SAMPLERS = [name for name, sampler in twins.SAMPLERS.items() if not sampler.by_a
 class Lane(twins.Lane):
     def check_shard(self, buffer, state, shard):
         super().check_shard(buffer, state, shard)
-        assert state.ring.inserted == len(shard.handles)
+        assert state.ring.inserted == (shard.ring.next_handle + len(shard.handles)) % shard.ring.period
         assert state.handles.tolist() == [shard.ring.last.get(slot, -1) for slot in range(shard.ring.num_slots)]
         assert [int(x) for x in state.count] == [shard.ring.count >> 32, shard.ring.count % 2**32]
         self.happened["slots taken again"] = sum(shard.ring.taken_again for shard in self.twin.shards)
 
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):
-    """As if items had been stored, and cleared, in every other slot: their next handles wrap.
+    """As if items had been stored, and cleared, in every other slot: their next handles wrap. The next slot is 5.
 
     `many`: the count of items is about to reach 2^32, as if those so far had all been masked.
     """
@@ -33,8 +33,9 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, s
     slots = np.arange(capacity // num_shards, dtype=np.int32)
     handles = np.where(slots % 2, state.ring.period - 2 * slots.size + slots, -1)
     handles = np.broadcast_to(handles, state.handles.shape)
-    new = {"count": count, "handles": handles.astype(np.int32)}
-    state = state.replace(**{name: jax.device_put(x, getattr(state, name).sharding) for name, x in new.items()})
+    ring = state.ring.replace(inserted=np.full_like(state.ring.inserted, 5 % slots.size))
+    new = state.replace(count=count, handles=handles.astype(np.int32), ring=ring)
+    state = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), new, state)
     names = "reservoir", capacity, sampler, num_shards, mode
     return twins.Run(buffer, state, twins.batches(sizes, keyed=True), *names, mode=mode, seed=seed, lane=Lane)
 
@@ -42,7 +43,7 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, s
 def least(sampler):
     """No draws by age; the longer a run, the less of what is added comes to be stored."""
     changed = {"rows stored": 60, "rows masked": 25, "updates of stale items": 10, "rows told of": 10, "young draws": 0}
-    changed["slots taken again"] = 10
+    changed |= {"slots taken again": 10, "clears off slot 0": 1}
     return twins.least(sampler) | changed
 
 

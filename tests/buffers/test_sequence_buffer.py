@@ -142,7 +142,8 @@ def test_wrong_arguments():
         ((1, 3, 4), r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]"),
         ((), r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
         ((2, 4), r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
-        ((2,), r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        ((2,), r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes; x\[None\] adds one\."),
+        ((3,), r"leaf \['x'\]: got float32\[3\], a rollout needs 2 leading axes; x\[:, None\] adds one\."),
         ((9, 2, 4), "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
         ((0, 2, 4), "a rollout of 0 steps"),
     ):

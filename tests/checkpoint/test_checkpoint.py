@@ -4,6 +4,9 @@ import collections
 import dataclasses
 import functools
 import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay._common import devices
+from jaxreplay.checkpoint import _leaves
 
 pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
@@ -179,6 +183,29 @@ def test_dtypes_that_jax_would_change_are_refused(tmp_path):
         rejects(r"like\['a'\]: saved float64\[3\], given float32\[3\]", jr.restore, tmp_path, None, like)
     finally:
         jax.config.update("jax_enable_x64", X64)
+
+
+def test_threads_that_are_the_first_to_read_arrays_get_each_part_once():
+    """JAX, asked for the shards by two threads at once, lists some twice, or not yet all."""
+    cpus, interval = jax.devices("cpu"), sys.getswitchinterval()
+    num_parts, sharding = len(cpus), NamedSharding(Mesh(np.array(cpus), ("data",)), PartitionSpec("data"))
+    make = jax.jit(lambda x: [x + k for k in range(16)], out_shardings=[sharding] * 16)
+    expected = [[((slice(k, k + 1),), k + i) for k in range(num_parts)] for i in range(16)]
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(100):
+                arrays, barrier = make(np.arange(num_parts)), threading.Barrier(2)
+
+                def parts(arrays=arrays, barrier=barrier):
+                    barrier.wait()
+                    return [_leaves.pack(x, copies=False).parts for x in arrays]
+
+                for task in [threads.submit(parts) for _ in range(2)]:
+                    found = [[(region, int(x[0])) for region, x in its] for its in task.result()]
+                    assert [sorted(its, key=str) for its in found] == [sorted(its, key=str) for its in expected]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_sharded_arrays_come_back_sharded(tmp_path):

@@ -114,6 +114,30 @@ def test_steps_without_rows_of_their_own_for_the_last_observation():
     np.testing.assert_array_equal(batch.S_next, [2, 2, 2, 4])
 
 
+def test_padding_invents_no_transition_and_loses_none():
+    """Of streams whose last row holds a step: terminated, truncated, cut off, and the first of its episode."""
+    x = np.arange(6, dtype=np.float32)[:, None] + 10 * np.arange(4, dtype=np.float32)
+    terminated, truncated, ends = np.zeros((3, 6, 4), bool)
+    terminated[5, 0] = truncated[5, 1] = truncated[3, 3] = ends[5, :2] = ends[4, 3] = True
+    step = ~ends | (np.arange(6) == 5)[:, None]
+    rows = dict(zip((*NAMES, "step"), (x, x, 1 + x * step, terminated, truncated, step), strict=True))
+    plain, n, length = jr.datasets.Steps(rows, ends), 2, 4
+    steps = plain.padded(length)
+    expected = jr.datasets.transitions(*plain, n=n, gamma=0.5)
+    assert {5, 14, 24, 33} <= {*expected.A}
+    assert not {15, 25, 34, 35} & {*expected.A}
+    buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=4, sequence_length=length)
+    state = buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)
+    items = buffer.get(state, np.arange(buffer.size(state)))
+    drawn, valid = jr.sequence_transitions(*[items[name] for name in NAMES], n=n, gamma=0.5, mask=items["step"])
+    for found in (jr.datasets.transitions(*steps, n=n, gamma=0.5), jax.tree.map(lambda leaf: leaf[valid], drawn)):
+        found = {float(x.A[0]): x for x in found.to_singles()}
+        assert found.keys() == {*expected.A}
+        for one in expected.to_singles():
+            other, names = found[float(one.A[0])], ["Rn", "In", *["S_next"] * bool(one.In > 0)]
+            assert [getattr(other, name) for name in names] == [getattr(one, name) for name in names]
+
+
 def test_ogbench(tmp_path):
     """The last row of an episode has no step, and its action is no action."""
     path, terminals = tmp_path / "pointmaze-navigate-v0.npz", np.array([0, 0, 1, 1, 0, 1, 0, 0], np.float32)

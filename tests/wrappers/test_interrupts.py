@@ -139,15 +139,15 @@ def test_all_handlers_run_and_an_error_of_the_call_is_their_context(handlers):
 
     def block():
         with shared.state():
-            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1):
+            for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
                 signal.raise_signal(number)
             raise KeyError
 
     with pytest.raises((FirstError, SecondError)) as caught:
         block()
-    error, other = caught.value, caught.value.__context__
-    assert {type(error), type(other)} == {FirstError, SecondError}
-    assert isinstance(other.__context__, KeyError)
+    last, first = caught.value, caught.value.__context__
+    assert (type(first), type(last)) == (SecondError, FirstError)  # in the order in which they came
+    assert isinstance(first.__context__, KeyError)
     shared.add(batch())
 
 

@@ -246,6 +246,18 @@ def test_configurations_that_are_refused(message):
     rejects(message, jr.Mixture, **REFUSED[message])
 
 
+@pytest.mark.parametrize(
+    ("shares", "batch_size", "source", "least"),
+    [((0.99, 0.01), 8, 1, 100), ((1, 2, 4), 2, 0, 7), ((1, 1, 1), 2, 2, 3), ((1e-300, 1e300), 8, 0, 10**9)],
+)
+def test_a_share_without_a_row_is_an_error(shares, batch_size, source, least):
+    mixture, one = jr.Mixture(buffers=(REPLAY(capacity=8),) * len(shares), shares=shares), items(numbers(0, 1))
+    message = rf"batch_size={batch_size}: buffers\[{source}\], .* gets no row .* give at least {least} rows"
+    rejects(message, mixture.sample, mixture.init(one), jax.random.key(0), batch_size)
+    if least < 1000:
+        assert 0 not in mixture.counts(least)
+
+
 def test_calls_that_are_refused():
     mixture, one, key = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2), items(numbers(0, 1)), jax.random.key(0)
     state, three, wide = mixture.init(one), np.zeros(3, np.int32), one | {"x": np.zeros((1, 3), np.float32)}

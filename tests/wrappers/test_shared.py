@@ -267,7 +267,7 @@ def test_rows_of_sequences_and_of_sources_are_counted():
     buffer = jr.Mixture(buffers=(streams, streams))
     shared = jr.Shared(buffer, buffer.init(np.zeros((3, 2))), ratio=1, slack=100)
     shared.add(0, np.zeros((3, 2)))
-    shared.sample(KEY, 1)
+    shared.sample(KEY, 2)
     shared.add(1, np.zeros((3, 2)))
     shared.add(source=1, items=np.zeros((2, 2)))
     shared.actor(0).add(np.zeros((2, 2)))
@@ -455,6 +455,34 @@ def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
     assert "thread" not in done.stderr.lower()
     buffer = jr.ReplayBuffer(capacity=8)
     assert buffer.size(jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))) == 8
+
+
+EXECUTOR = """
+import concurrent.futures, time
+import jax, numpy as np
+import jaxreplay as jr
+
+buffer = jr.ReplayBuffer(capacity=8)
+shared = jr.Shared(buffer, buffer.init(np.zeros(2)), ratio=1)
+
+
+def act():
+    with shared.worker():
+        while True:
+            shared.add(np.zeros(2))
+
+
+threads = concurrent.futures.ThreadPoolExecutor()
+actors = [threads.submit(act) for _ in range(2)]
+shared.sample(jax.random.key(0), 4)
+raise OSError("the robot is gone")
+"""
+
+
+def test_a_program_that_fails_outside_of_the_block_ends_although_an_executor_has_threads():
+    done = subprocess.run([sys.executable, "-c", EXECUTOR], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("OSError: the robot is gone\n")
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def on_backend(storage: Any, num_axes: int, num_stacked: int, backend: str) -> A
         is_rows, wants_rows = isinstance(leaf, Rows), _fits_rows(leaf.dtype, item, backend)
         if is_rows == wants_rows:
             return leaf
-        return _as_it_is(leaf) if is_rows else _as_rows(leaf, num_axes, num_stacked)
+        return jax.jit(_as_it_is)(leaf) if is_rows else _as_rows(leaf, num_axes, num_stacked)
 
     return _map_arrays(converted, storage)
 
@@ -201,7 +201,7 @@ def storage_layout(num_axes: int) -> Callable[[Any, Any, str], Any]:
 
 
 def plain(storage: Any) -> Any:
-    """The same storage with leaves [*leading, *item], on every backend."""
+    """The same storage with leaves [*leading, *item], on every backend; NumPy arrays stay on the host."""
     return _map_arrays(lambda leaf: _as_it_is(leaf) if isinstance(leaf, Rows) else leaf, storage)
 
 
@@ -308,7 +308,6 @@ def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
     return jnp.where(inside.reshape(*slots.shape, *[1] * (found.ndim - slots.ndim)), found, jnp.zeros_like(found))
 
 
-@jax.jit
 def _as_it_is(stored: Rows) -> jax.Array:
     """The items as an array [*stacked, *leading, *item], from rows [*stacked, num_rows, 128]."""
     stacked, num_items = stored.rows.shape[:-2], math.prod(stored.leading)

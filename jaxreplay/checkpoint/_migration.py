@@ -79,7 +79,7 @@ def moved(owner: _places.Owner, state: Any, is_laid_out: bool) -> Any:
 
 def _migrated(old: Shards, state: Any, new: Shards) -> Any:
     """The new state, from a stacked one; its storage is read leaf by leaf, everything else at once."""
-    in_memory = jax.tree.map(_on_host, dataclasses.replace(state, storage=None))
+    in_memory = layouts.plain(jax.tree.map(_on_host, dataclasses.replace(state, storage=None)))
     state = dataclasses.replace(in_memory, storage=state.storage)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
     # Of the new configuration: the fields that are there, their dtypes, and static fields.
@@ -105,6 +105,16 @@ def _move(x: Any, move: Any, new: Shards) -> jax.Array:
         x = x.load(None) if isinstance(x, _leaves.Stored) else x
         return jax.random.wrap_key_data(_move(jax.random.key_data(x), move, new), impl=jax.random.key_impl(x))
     return jax.block_until_ready(new.place(move(_on_host(x))))  # before the next leaf is read
+
+
+def _move_all(storage: Any, move: Any, new: Shards) -> Any:
+    """`_move` of all leaves of a storage, one after the other; those in the layout of a backend become plain."""
+
+    def moved(leaf: Any) -> Any:
+        plain = layouts.plain(jax.tree.map(_on_host, leaf)) if layouts.is_leaf(leaf) else leaf
+        return jax.tree.map(lambda x: _move(x, move, new), plain)
+
+    return jax.tree.map(moved, storage, is_leaf=layouts.is_leaf)
 
 
 def _live(old: Shards, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -136,7 +146,7 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards, empty: ReplaySt
     return dataclasses.replace(
         empty,
         **_migrate_sampler(old, state, new, empty, source),
-        storage=jax.tree.map(lambda x: _move(x, move, new), layouts.plain(state.storage)),
+        storage=_move_all(state.storage, move, new),
         ring=_filled(empty.ring, np.sum(source >= 0, axis=1), new),
     )
 
@@ -152,7 +162,6 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, empty: Se
         before, after = getattr(old.whole, name), getattr(new.whole, name)
         if before != after and not (name == "gaps" and after):
             raise ValueError(f"new_buffer.{name}={after!r}: must be as in old_buffer, {before!r}.")
-    state = layouts.plain(state)
     places: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)  # of the sequences
     num_rows = min(int(places.rows.size[0]), new.whole.length)
     first_row = int(places.rows.inserted[0]) - num_rows
@@ -193,7 +202,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, empty: Se
     return dataclasses.replace(
         empty,
         **_migrate_sampler(old, state, new, empty, source),
-        storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
+        storage=_move_all(state.storage, move, new),
         ends=ends,
         rows=_filled(empty.rows, np.full(new.num_shards, num_rows), new),
         wait=new.place(np.full(new.num_shards, places.wait[0])),

@@ -78,10 +78,12 @@ def test_it_equals_migrate_bit_for_bit(tmp_path, before, after):
     assert_same(jr.restore(tmp_path, configuration(before), state), state)
 
 
-@pytest.mark.parametrize("backend", ["tpu", rarely("gpu")])
-def test_it_equals_migrate_in_the_layout_of_another_backend(tmp_path, monkeypatch, backend):
+@pytest.mark.parametrize(
+    ("was", "backend"), [("cpu", "tpu"), ("tpu", "tpu"), *map(rarely, [("cpu", "gpu"), ("tpu", "cpu")])]
+)
+def test_it_equals_migrate_in_the_layout_of_another_backend(tmp_path, monkeypatch, was, backend):
     old, new = over_devices(REPLAY, 8), over_devices(REPLAY, 4)
-    state = saved(8)["others"][1]["first"]
+    state = jax.jit(lambda x: x.on_this_backend(was))(saved(8)["others"][1]["first"])
     jr.save(tmp_path, old, state)
     monkeypatch.setattr(devices, "backend_of", lambda arrays=(): backend)
     expected = jr.migrate(old, jax.jit(lambda x: x.on_this_backend())(state), new)

@@ -128,10 +128,13 @@ def test_an_interrupt_at_any_moment_of_save(tmp_path, wait, step):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupt_leaves_no_lock_held_without_which_the_writer_does_not_end(tmp_path, monkeypatch, fails):
-    write, was_interrupted, at = refuse if fails else _arrays.write, True, -1
-    monkeypatch.setattr(_arrays, "write", lambda *arguments: (time.sleep(0.01), write(*arguments))[1])
+    write, was_interrupted, at, returned = refuse if fails else _arrays.write, True, -1, threading.Event()
+    # The save has returned before it fails, also on a busy machine, and `finish` waits.
+    monkeypatch.setattr(_arrays, "write", lambda *x: (returned.wait(), time.sleep(0.01), write(*x))[-1])
     while was_interrupted:
+        returned.clear()
         finish, at, was_interrupted = jr.save(tmp_path, None, LIKE, wait=False), at + 1, False
+        returned.set()
         with contextlib.suppress(OSError):
             was_interrupted = interrupted(finish, at, threading.__file__)
         for event in (finish.__self__.ended, finish.__self__._reported):

@@ -109,7 +109,6 @@ class Sampler(abc.ABC, Generic[S]):
             if name not in vars(cls) and getattr(cls, name) is not getattr(Sampler, name):
                 setattr(cls, name, getattr(Sampler, name))
 
-    shares_key = property(lambda _: False, doc="True if all shards draw with one key, instead of each with its own.")
     fills_rows = property(
         lambda _: False,
         doc="True if every row of a draw holds an item, unless there is none. A subclass does not inherit it.",

@@ -16,7 +16,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
-from jaxreplay.sum_tree._tree import Stratified, emptied, of_rows, on_backend
+from jaxreplay.sum_tree._tree import emptied, of_rows, on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 
@@ -136,9 +136,7 @@ class Prioritized(Sampler[PrioritizedState]):
         at all (None).
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
         rows of the batch are then in slot order: permute them (`jax.random.permutation`) before a split into
-        minibatches, or each minibatch comes from one part of the buffer. "systematic" draws at the same random place in
-        each part, in all shards of a buffer. An item then occurs batch_size * P(i) times, rounded down or up. So none
-        occurs twice if batch_size * P(i) <= 1 for all, up to rounding in float32.
+        minibatches, or each minibatch comes from one part of the buffer.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -153,11 +151,10 @@ class Prioritized(Sampler[PrioritizedState]):
     beta: float | Callable[[jax.Array], Any] = checks.field(_check_beta, default=0.4)
     epsilon: float = _setting("epsilon", "1e-6", 1e-6)
     normalize: Normalize = checks.field(checks.check_choice, "batch", "global", None, default="batch")
-    stratified: Stratified = checks.field(checks.check_choice, True, False, "systematic", default=True)
+    stratified: bool = checks.field(checks.check_bool, "whether to draw from equal parts", default=True)
     floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
     max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")
 
-    shares_key = property(lambda self: self.stratified == "systematic")  # which has one offset
     fills_rows = property(lambda _: True)
 
     def tree(self, capacity: int) -> sum_tree.SumTree:

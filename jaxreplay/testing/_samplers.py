@@ -217,7 +217,7 @@ def _check_keywords(runs: _SamplerRuns) -> None:
 
 
 def _check_keys(runs: _SamplerRuns, state: Any) -> None:
-    """Draw with many keys, because few offsets of systematic draws differ in their slots."""
+    """Draw with many keys."""
     with runs.rule(rules.KEYS):
         first, again, *others = (runs.draws(state, key=x).slots for x in (runs.key, *jax.random.split(runs.key, 32)))
         np.testing.assert_array_equal(first, runs.draws(state).slots)

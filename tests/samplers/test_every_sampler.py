@@ -73,7 +73,7 @@ def test_all_are_found():
 SETTINGS = [
     *(jr.Recent(power=power, beta=beta, normalize=None) for power, beta in ((0.0, 1.0), (1.5, 0.5), (10.0, 0.0))),
     *(jr.Prioritized(alpha=alpha, normalize=None, beta=1.0) for alpha in (0.0, 0.5, 1.5)),
-    *(jr.Prioritized(stratified=x, max_priority="stored", normalize="global") for x in (True, "systematic")),
+    jr.Prioritized(max_priority="stored", normalize="global"),
     jr.Prioritized(max_priority=0.3, epsilon=0.0, stratified=False),
     jr.Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored"),  # LAP
     jr.Prioritized(beta=lambda updates: 0.4 + 0.001 * updates, floor=0.5),

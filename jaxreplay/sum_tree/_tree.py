@@ -347,12 +347,13 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
     return node, value
 
 
-def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
+def of_leaves(leaves: jax.Array, *, fanout: int | None = None, track_minimum: bool = False) -> SumTree:
     """A tree of these leaves: bit for bit `init`, then `update` of all leaves, in one pass.
 
     Args:
       leaves: number [capacity], not negative. Anything else, such as NaN, is stored as infinity.
       fanout: children per node, 2 to 1024; None for the best on the devices of `leaves`.
+      track_minimum: also keep the smallest positive leaf, for `minimum`.
 
     Raises:
       ValueError: `leaves` are not a vector of 1 to 2**29 entries, or `fanout` is out of range.
@@ -362,17 +363,21 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
       >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
-    return _of_leaves(leaves, chosen_fanout(fanout, leaves))
+    return _of_leaves(leaves, chosen_fanout(fanout, leaves), track_minimum)
 
 
 @xla.copies_numpy
-@functools.partial(jax.jit, static_argnames="fanout")
-def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _of_leaves(leaves: jax.Array, fanout: int, track_minimum: bool) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
     if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
         raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
-    return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
+    build = functools.partial(_levels.build, capacity=leaves.size, fanout=fanout)
+    minima = None
+    if track_minimum:
+        minima = build(jnp.where(leaves > 0, leaves, NONE), combine=jnp.minimum, empty=NONE)
+    return SumTree(build(leaves, combine=jnp.add, empty=0.0), minima, leaves.size, fanout)
 
 
 def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:
@@ -401,9 +406,13 @@ def emptied(tree: SumTree) -> SumTree:
     return SumTree(sums, jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima), tree.capacity, tree.fanout, maxima)
 
 
-def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:
-    """For `jaxreplay._common.layouts.BackendState`: a tree, if there is one, with the best fan-out on a backend."""
-    return tree and with_fanout(tree, default_fanout(backend))
+def on_backend(trees: Any, state: Any, backend: str) -> Any:
+    """For `jaxreplay._common.layouts.BackendState`: a pytree whose trees have the best fan-out on a backend."""
+
+    def converted(x: Any) -> Any:
+        return with_fanout(x, default_fanout(backend)) if isinstance(x, SumTree) else x
+
+    return jax.tree.map(converted, trees, is_leaf=lambda x: isinstance(x, SumTree))
 
 
 @functools.partial(jax.jit, static_argnames="fanout")

@@ -12,7 +12,7 @@ from scipy import stats
 import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers import _prioritized
+from jaxreplay.samplers import _by_priority
 
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
@@ -135,7 +135,7 @@ def test_a_gpu_counts_as_other_backends_do(monkeypatch):
     masks = [[bool(number >> i & 1) for i in range(ROWS)] for number in range(16)]
     calls = [(slots, td_errors, np.array(mask)) for mask in masks] + [(slots[:0], td_errors[:0], np.ones(0, bool))]
     plain = [take_in(sampler, state, *call) for call in calls]
-    monkeypatch.setattr(_prioritized.xla, "on_gpu", lambda function, *x: function(*x))
+    monkeypatch.setattr(_by_priority.xla, "on_gpu", lambda function, *x: function(*x))
     take_in_anew = jax.jit(lambda *given: sampler.update(*given))
     for call, expected in zip(calls, plain, strict=True):
         found = take_in_anew(state, *call)

@@ -1,0 +1,162 @@
+"""Index: a leaf for each slot, and a distribution over slots that follows from the leaves."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxreplay import sum_tree
+from jaxreplay._common import ring
+from jaxreplay.sum_tree._restricted import Restricted
+from jaxreplay.sum_tree._tree import emptied
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Index:
+    """A leaf for each slot, and the distribution from which a sampler with priorities draws.
+
+    A leaf is priority^alpha, or 0 if the slot may not be drawn. This class keeps the leaves in a sum tree and draws in
+    proportion to them. A subclass draws otherwise:
+
+    - It overrides `masses` if each draw may cost O(capacity). All else then follows, from a sum tree of the masses.
+    - Else it has arrays of its own, a pytree with an attribute `capacity`, and overrides all methods.
+
+    The arrays are the field `tree` of the sampler's state. Methods take the whole state, so that the distribution may
+    depend on settings such as `state.alpha`. `init`, `write`, `emptied` and `restrict` return the new `tree`.
+
+    Examples:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Best(jr.samplers.Index):
+      ...     def masses(self, state):
+      ...         leaves = super().masses(state)
+      ...         return jnp.where(leaves == jnp.max(leaves), leaves, 0.0)
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Greedy(jr.samplers.ByPriority):
+      ...     index = Best()
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=Greedy())
+      >>> items, td_errors = np.array([10, 20, 30]), np.array([1.0, -9.0, 2.0])
+      >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
+      >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+      [20, 20, 20, 20]
+    """
+
+    track_minimum: bool = False
+    track_maximum: bool = False
+    is_proportional = property(lambda self: type(self).masses is Index.masses, doc="True if the masses are the leaves.")
+
+    def init(self, capacity: int) -> Any:
+        """All leaves 0.
+
+        Examples:
+          >>> jr.samplers.Index().init(4).capacity
+          4
+        """
+        return sum_tree.init(capacity, track_minimum=self.track_minimum, track_maximum=self.track_maximum)
+
+    def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool) -> Any:
+        """Write leaves.
+
+        Args:
+          state: the sampler's state.
+          slots: int32 [B] in [0, capacity]; the capacity marks a row to ignore.
+          leaves: float32 [B].
+          is_new: True for insertions (static): distinct slots in order of age, also those that may not be drawn. False
+            for updates: the last occurrence of a repeated slot counts.
+
+        Examples:
+          >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
+          >>> tree = index.write(state, np.array([2, 2]), np.array([3.0, 1.0]), is_new=False)
+          >>> index.masses(state.replace(tree=tree)).tolist()
+          [0.0, 0.0, 1.0, 0.0]
+        """
+        return sum_tree.update(state.tree, slots, leaves, unique_indices=is_new)
+
+    def emptied(self, state: Any) -> Any:
+        """All leaves 0 again, in place where XLA can.
+
+        Examples:
+          >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
+          >>> tree = index.write(state, np.array([2]), np.array([3.0]), is_new=True)
+          >>> state = state.replace(tree=tree)
+          >>> float(index.total(state.replace(tree=index.emptied(state))))
+          0.0
+        """
+        return emptied(state.tree)
+
+    def get(self, state: Any, slots: jax.Array) -> jax.Array:
+        """Leaves of `slots`, int32 [B] in [0, capacity); float32 [B].
+
+        Examples:
+          >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
+          >>> index.get(state, np.array([2])).tolist()
+          [0.0]
+        """
+        return sum_tree.get(state.tree, slots)
+
+    def maximum(self, state: Any) -> jax.Array:
+        """Largest leaf, float32 []; asked for only with `track_maximum`.
+
+        Examples:
+          >>> sampler = jr.Prioritized(max_priority="stored")
+          >>> float(sampler.index.maximum(sampler.init(4)))
+          0.0
+        """
+        return sum_tree.maximum(state.tree)
+
+    def masses(self, state: Any) -> jax.Array:
+        """Numbers in proportion to the probabilities of all slots, float32 [capacity]; 0 where the leaf is 0.
+
+        Examples:
+          >>> jr.samplers.Index().masses(jr.Prioritized().init(4)).tolist()
+          [0.0, 0.0, 0.0, 0.0]
+        """
+        return sum_tree.leaves(state.tree)
+
+    def restrict(self, state: Any, live: ring.Live) -> Any:
+        """The distribution restricted to `live`, for `draw`, `total` and `minimum`.
+
+        Examples:
+          >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
+          >>> live = jr.samplers.Live(jnp.int32(3), jnp.int32(2), capacity=4)
+          >>> float(index.total(state.replace(tree=index.restrict(state, live))))
+          0.0
+        """
+        return sum_tree.restrict(self._sums(state), live.start, live.size)
+
+    def draw(self, state: Any, bits: Any, *, stratified: bool) -> tuple[jax.Array, jax.Array]:
+        """Slots, int32 [B], from `bits` (two uint32 [B]), and their masses, float32 [B]; any slots if `total` is 0.
+
+        Examples:
+          >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
+          >>> tree = index.write(state, np.array([2]), np.array([3.0]), is_new=True)
+          >>> bits = jnp.zeros(2, jnp.uint32)
+          >>> slots, masses = index.draw(state.replace(tree=tree), (bits, bits), stratified=False)
+          >>> slots.tolist(), masses.tolist()
+          ([2, 2], [3.0, 3.0])
+        """
+        return sum_tree.sample_with(self._sums(state), bits, stratified=stratified)
+
+    def total(self, state: Any) -> jax.Array:
+        """Sum of the masses, float32 [].
+
+        Examples:
+          >>> float(jr.samplers.Index().total(jr.Prioritized().init(4)))
+          0.0
+        """
+        return sum_tree.total(self._sums(state))
+
+    def minimum(self, state: Any) -> jax.Array:
+        """Smallest positive mass, float32 []; inf if there is none. Asked for only with `track_minimum`.
+
+        Examples:
+          >>> sampler = jr.Prioritized(normalize="global")
+          >>> float(sampler.index.minimum(sampler.init(4)))
+          inf
+        """
+        return sum_tree.minimum(self._sums(state))
+
+    def _sums(self, state: Any) -> sum_tree.SumTree | Restricted:
+        if self.is_proportional or isinstance(state.tree, Restricted):
+            return state.tree
+        return sum_tree.of_leaves(self.masses(state), track_minimum=self.track_minimum)

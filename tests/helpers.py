@@ -43,6 +43,13 @@ def interruptible():
     sys.unraisablehook = lambda x: isinstance(x.exc_value, interrupts) and signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
+def pointers(tree):
+    """Addresses of all arrays, of each device's part."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and x.size]
+    arrays = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
+    return [shard.data.unsafe_buffer_pointer() for x in arrays for shard in x.addressable_shards]
+
+
 def rejects(message, function, *arguments, error=ValueError, **named):
     """Check that a call raises an error with this message, a regular expression."""
     with pytest.raises(error, match=message):

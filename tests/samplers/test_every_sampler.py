@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import numbers, over_devices, rarely, rejects
+from helpers import numbers, over_devices, pointers, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
@@ -90,6 +90,14 @@ def test_the_contract(sampler, num_seeds):
     testing.check_sampler(sampler, key=keys[::2], capacity=8)  # fewer slots than two more than its rows
     if num_seeds > 1:
         testing.check_sampler(sampler, key=keys[1::2])
+
+
+@each_variant
+def test_no_state_holds_one_array_twice(sampler):
+    """So that a caller may donate it."""
+    found = pointers(sampler.init(4))
+    assert len({*found}) == len(found)
+    assert bool(found) == has_priorities(sampler)
 
 
 def test_the_contract_of_buffers():

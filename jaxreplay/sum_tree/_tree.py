@@ -114,12 +114,7 @@ def leaves(tree: SumTree) -> jax.Array:
       >>> jr.sum_tree.leaves(tree).tolist()
       [0.0, 7.0, 0.0, 5.0]
     """
-    return lowest(tree, tree.sums)
-
-
-def lowest(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
-    """The lowest of `levels` without padding, [..., capacity]."""
-    lowest = levels[-1]
+    lowest = tree.sums[-1]
     lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.fanout > _levels.WIDE else lowest
     return lowest[..., : tree.capacity]
 
@@ -373,11 +368,18 @@ def _of_leaves(leaves: jax.Array, fanout: int, track_minimum: bool) -> SumTree:
     if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
         raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
-    build = functools.partial(_levels.build, capacity=leaves.size, fanout=fanout)
-    minima = None
-    if track_minimum:
-        minima = build(jnp.where(leaves > 0, leaves, NONE), combine=jnp.minimum, empty=NONE)
-    return SumTree(build(leaves, combine=jnp.add, empty=0.0), minima, leaves.size, fanout)
+    return _built(leaves, fanout, track_minimum, False)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _built(leaves: jax.Array, fanout: int, track_minimum: bool, track_maximum: bool) -> SumTree:
+    """A tree of leaves [..., capacity]."""
+    capacity = leaves.shape[-1]
+    build = functools.partial(_levels.build, capacity=capacity, fanout=fanout)
+    positive = jnp.where(leaves > 0, leaves, NONE)
+    minima = build(positive, combine=jnp.minimum, empty=NONE) if track_minimum else None
+    maxima = build(leaves, combine=jnp.maximum, empty=0.0)[:-1] if track_maximum else None
+    return SumTree(build(leaves, combine=jnp.add, empty=0.0), minima, capacity, fanout, maxima)
 
 
 def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:
@@ -397,7 +399,8 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
       [5, 320]
     """
     fanout = chosen_fanout(fanout, tree)
-    return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
+    tracks = tree.minima is not None, tree.maxima is not None
+    return tree if fanout == tree.fanout else _built(leaves(tree), fanout, *tracks)
 
 
 def emptied(tree: SumTree) -> SumTree:
@@ -413,11 +416,3 @@ def on_backend(trees: Any, state: Any, backend: str) -> Any:
         return with_fanout(x, default_fanout(backend)) if isinstance(x, SumTree) else x
 
     return jax.tree.map(converted, trees, is_leaf=lambda x: isinstance(x, SumTree))
-
-
-@functools.partial(jax.jit, static_argnames="fanout")
-def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
-    build, nodes = functools.partial(_levels.build, capacity=tree.capacity, fanout=fanout), leaves(tree)
-    minima = tree.minima and build(lowest(tree, tree.minima), combine=jnp.minimum, empty=NONE)
-    maxima = None if tree.maxima is None else build(nodes, combine=jnp.maximum, empty=0.0)[:-1]
-    return SumTree(build(nodes, combine=jnp.add, empty=0.0), minima, tree.capacity, fanout, maxima)

@@ -487,7 +487,7 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "first TD error counts": (testing.LAST, wrong(update=lambda update, s, *x, **y: update(s, *map(jnp.flip, x)))),
     "infinite priority": (testing.FINITE, wrong(update=take_all, sample=draw_of_largest)),
 }
-QUICK_ONES = ("not frozen", "integer weights", "unique promised", "counters forgotten")
+QUICK_ONES = ("not frozen", "unique promised", "counters forgotten")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK_ONES else rarely(name) for name in WRONG_SAMPLERS])

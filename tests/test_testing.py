@@ -432,7 +432,7 @@ class Row:
 class Unique(jr.samplers.Index):
     """Leaves in an array, and a promise of distinct slots that is false."""
 
-    def init(self, capacity):
+    def init(self, capacity, **named):
         return Row(jnp.zeros(capacity))
 
     def write(self, state, slots, leaves, *, is_new):

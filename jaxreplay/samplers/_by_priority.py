@@ -1,6 +1,5 @@
 """ByPriority: the books of a sampler with priorities, over an index of slots that draws."""
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -99,7 +98,7 @@ def _check_max_priority(name: str, value: Any) -> Any:
 
 @checks.config
 class ByPriority(Sampler[State]):
-    """Base of samplers with priorities: it keeps the books, and its `index` draws. Implement `index`.
+    """Base of samplers with priorities: it keeps the books, and its `index` draws. A subclass has another index.
 
     The books are all that such samplers share: priorities of TD errors, the largest, rejected TD errors, settings of a
     sweep, updates, spent slots, shards, `clear`, `migrate` and weights. Its fields are those of `Prioritized`, of which
@@ -130,18 +129,15 @@ class ByPriority(Sampler[State]):
     floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
     max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")
 
+    index: ClassVar[Index] = Index()
     fills_rows = property(lambda _: True)
-
-    @property
-    @abc.abstractmethod
-    def index(self) -> Index:
-        """The index that draws."""
 
     def init(self, capacity: int) -> State:
         numbers = {"max_priority": 1.0, **{name: getattr(self, name) for name in SETTINGS}}
         arrays = {name: xla.full((), x, jnp.float32) for name, x in numbers.items()}
         arrays |= {name: xla.full((), 0, jnp.int32) for name in ("updates", "rejected")}
-        return PrioritizedState(tree=self.index.init(capacity), **arrays)
+        tracks = {"track_minimum": self.normalize == "global", "track_maximum": self.max_priority == "stored"}
+        return PrioritizedState(tree=self.index.init(capacity, **tracks), **arrays)
 
     def insert(
         self, state: State, slots: jax.Array, drawable: jax.Array, *, td_errors: Any = None, axis_name: Any = None

@@ -11,7 +11,7 @@ from jaxreplay.sum_tree._restricted import Restricted
 from jaxreplay.sum_tree._tree import emptied
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Index:
     """A leaf for each slot, and the distribution from which a sampler with priorities draws.
 
@@ -41,18 +41,21 @@ class Index:
       [20, 20, 20, 20]
     """
 
-    track_minimum: bool = False
-    track_maximum: bool = False
     is_proportional = property(lambda self: type(self).masses is Index.masses, doc="True if the masses are the leaves.")
 
-    def init(self, capacity: int) -> Any:
+    def init(self, capacity: int, *, track_minimum: bool = False, track_maximum: bool = False) -> Any:
         """All leaves 0.
+
+        Args:
+          capacity: number of slots.
+          track_minimum: True if `minimum` will be asked for, and the masses are the leaves.
+          track_maximum: True if `maximum` will be asked for.
 
         Examples:
           >>> jr.samplers.Index().init(4).capacity
           4
         """
-        return sum_tree.init(capacity, track_minimum=self.track_minimum, track_maximum=self.track_maximum)
+        return sum_tree.init(capacity, track_minimum=track_minimum, track_maximum=track_maximum)
 
     def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool) -> Any:
         """Write leaves.
@@ -95,7 +98,7 @@ class Index:
         return sum_tree.get(state.tree, slots)
 
     def maximum(self, state: Any) -> jax.Array:
-        """Largest leaf, float32 []; asked for only with `track_maximum`.
+        """Largest leaf, float32 []; asked for with `max_priority="stored"`.
 
         Examples:
           >>> sampler = jr.Prioritized(max_priority="stored")
@@ -147,7 +150,7 @@ class Index:
         return sum_tree.total(self._sums(state))
 
     def minimum(self, state: Any) -> jax.Array:
-        """Smallest positive mass, float32 []; inf if there is none. Asked for only with `track_minimum`.
+        """Smallest positive mass, float32 []; inf if there is none. Asked for with `normalize="global"`.
 
         Examples:
           >>> sampler = jr.Prioritized(normalize="global")
@@ -159,4 +162,4 @@ class Index:
     def _sums(self, state: Any) -> sum_tree.SumTree | Restricted:
         if self.is_proportional or isinstance(state.tree, Restricted):
             return state.tree
-        return sum_tree.of_leaves(self.masses(state), track_minimum=self.track_minimum)
+        return sum_tree.of_leaves(self.masses(state), track_minimum=True)

@@ -2,7 +2,6 @@
 
 from jaxreplay._common import checks
 from jaxreplay.samplers._by_priority import ByPriority
-from jaxreplay.samplers._index import Index
 
 
 @checks.config
@@ -48,7 +47,3 @@ class Prioritized(ByPriority):
       >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
       [30, 30, 30, 30]
     """
-
-    @property
-    def index(self) -> Index:
-        return Index(track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored")

@@ -64,7 +64,7 @@ class Index:
           state: the sampler's state.
           slots: int32 [B] in [0, capacity]; the capacity marks a row to ignore.
           leaves: float32 [B].
-          is_new: True for insertions (static): distinct slots in order of age, also those that may not be drawn. False
+          is_new: True for insertions (static): distinct slots in their order, also those that may not be drawn. False
             for updates: the last occurrence of a repeated slot counts.
 
         Examples:

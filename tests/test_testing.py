@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import seeds
 from flax import struct
-from helpers import rarely, rejects
+from helpers import ByRank, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
@@ -405,21 +405,6 @@ def by_rank(update, state, slots, td_errors, mask, **named):
 
 def of_one_shard(weights, state, probabilities, live, **named):
     return weights(state, probabilities, live.replace(axis_name=None), **named)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ranked(jr.samplers.Index):
-    """Masses are 1 / rank."""
-
-    def masses(self, state):
-        leaves = super().masses(state)
-        return jnp.where(leaves > 0, 1 / (1.0 + jnp.argsort(jnp.argsort(-leaves))), 0.0)
-
-
-@config
-class ByRank(jr.samplers.ByPriority):
-    index = Ranked()
-    by_rank = True
 
 
 @struct.dataclass

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import numbers, over_devices, pointers, rarely, rejects
+from helpers import ByRank, numbers, over_devices, pointers, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
 from jaxreplay._common import checks
 
 EXPORTED = [getattr(jr, name) for name in jr.__all__]
-CLASSES = [x for x in EXPORTED if isinstance(x, type) and issubclass(x, jr.samplers.Sampler)]
+CLASSES = [ByRank, *(x for x in EXPORTED if isinstance(x, type) and issubclass(x, jr.samplers.Sampler))]
 CAPACITY, ROWS = 8, 16
 
 

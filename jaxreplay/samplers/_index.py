@@ -34,11 +34,9 @@ class Index:
       >>> @dataclasses.dataclass(frozen=True)
       ... class Greedy(jr.samplers.ByPriority):
       ...     index = Best()
-      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=Greedy())
-      >>> items, td_errors = np.array([10, 20, 30]), np.array([1.0, -9.0, 2.0])
-      >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
-      >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
-      [20, 20, 20, 20]
+      >>> sampler = Greedy()  # draws only the slot of the largest leaf
+      >>> sampler.index.masses(sampler.init(4)).tolist()
+      [0.0, 0.0, 0.0, 0.0]
     """
 
     is_proportional = property(lambda self: type(self).masses is Index.masses, doc="True if the masses are the leaves.")
@@ -80,10 +78,8 @@ class Index:
 
         Examples:
           >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
-          >>> tree = index.write(state, np.array([2]), np.array([3.0]), is_new=True)
-          >>> state = state.replace(tree=tree)
-          >>> float(index.total(state.replace(tree=index.emptied(state))))
-          0.0
+          >>> index.masses(state.replace(tree=index.emptied(state))).tolist()
+          [0.0, 0.0, 0.0, 0.0]
         """
         return emptied(state.tree)
 
@@ -132,11 +128,12 @@ class Index:
 
         Examples:
           >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
-          >>> tree = index.write(state, np.array([2]), np.array([3.0]), is_new=True)
-          >>> bits = jnp.zeros(2, jnp.uint32)
-          >>> slots, masses = index.draw(state.replace(tree=tree), (bits, bits), stratified=False)
+          >>> slots, leaves = np.array([2, 2]), np.array([3.0, 1.0])
+          >>> state = state.replace(tree=index.write(state, slots, leaves, is_new=False))
+          >>> bits = tuple(np.zeros((2, 4), np.uint32))
+          >>> slots, masses = index.draw(state, bits, stratified=True)
           >>> slots.tolist(), masses.tolist()
-          ([2, 2], [3.0, 3.0])
+          ([2, 2, 2, 2], [1.0, 1.0, 1.0, 1.0])
         """
         return sum_tree.sample_with(self._sums(state), bits, stratified=stratified)
 

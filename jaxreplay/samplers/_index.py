@@ -34,9 +34,8 @@ class Index:
       >>> @dataclasses.dataclass(frozen=True)
       ... class Greedy(jr.samplers.ByPriority):
       ...     index = Best()
-      >>> sampler = Greedy()  # draws only the slot of the largest leaf
-      >>> sampler.index.masses(sampler.init(4)).tolist()
-      [0.0, 0.0, 0.0, 0.0]
+      >>> Greedy().index, Greedy().index.is_proportional
+      (Best(), False)
     """
 
     is_proportional = property(lambda self: type(self).masses is Index.masses, doc="True if the masses are the leaves.")
@@ -118,8 +117,8 @@ class Index:
         Examples:
           >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
           >>> live = jr.samplers.Live(jnp.int32(3), jnp.int32(2), capacity=4)
-          >>> float(index.total(state.replace(tree=index.restrict(state, live))))
-          0.0
+          >>> int(index.restrict(state, live).size)
+          2
         """
         return sum_tree.restrict(self._sums(state), live.start, live.size)
 

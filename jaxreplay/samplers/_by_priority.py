@@ -114,11 +114,12 @@ class ByPriority(Sampler[State]):
       ...         return jnp.where(leaves >= jnp.max(leaves) / 2, leaves, 0.0)
       >>> class Best(jr.samplers.ByPriority):
       ...     index = Upper()
-      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=Best(alpha=1.0))
-      >>> items, td_errors = np.array([10, 20, 30]), np.array([5.0, -9.0, 2.0])
-      >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
-      >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
-      [10, 10, 20, 20]
+      >>> sampler, slots = Best(alpha=1.0, epsilon=0.0), np.array([0, 1, 2])
+      >>> state = jax.jit(sampler.insert)(
+      ...     sampler.init(4), slots, slots >= 0, td_errors=np.array([5.0, -9.0, 2.0])
+      ... )
+      >>> jax.jit(sampler.masses)(state).tolist()
+      [5.0, 9.0, 0.0, 0.0]
     """
 
     alpha: float = _setting("alpha", "0.6", 0.6)

@@ -173,7 +173,7 @@ def _sampler(on, rng, normalize):
         return jr.Uniform(replacement="distinct" not in on)
     chosen = {
         "alpha": (0.6, 1.0, 0.0),
-        "stratified": (True, False, "systematic"),
+        "stratified": (True, False),
         "max_priority": ("ever", "stored", 2.0),
         "floor": (0.0, 0.3),
         "epsilon": (0.0, 0.01),

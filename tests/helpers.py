@@ -1,6 +1,7 @@
 """Helpers of several test modules: recorded cases, meshes, checks of trees, and readings of compiled programs."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -19,6 +20,7 @@ from jax.sharding import Mesh
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
+from jaxreplay._common import checks
 from jaxreplay.sum_tree import _tree
 
 NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # tests read only what XLA decides before these passes
@@ -41,6 +43,30 @@ def interruptible():
         signal.signal(number, signal.default_int_handler)
     interrupts = KeyboardInterrupt, SystemExit
     sys.unraisablehook = lambda x: isinstance(x.exc_value, interrupts) and signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked(jr.samplers.Index):
+    """Masses are 1 / rank."""
+
+    def masses(self, state):
+        leaves = super().masses(state)
+        return jnp.where(leaves > 0, 1 / (1.0 + jnp.argsort(jnp.argsort(-leaves))), 0.0)
+
+
+@checks.config
+class ByRank(jr.samplers.ByPriority):
+    """A sampler as an author writes one, of which the probabilities are not in proportion to the leaves."""
+
+    index = Ranked()
+    by_rank = True
+
+
+def pointers(tree):
+    """Addresses of all arrays, of each device's part."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and x.size]
+    arrays = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
+    return [shard.data.unsafe_buffer_pointer() for x in arrays for shard in x.addressable_shards]
 
 
 def rejects(message, function, *arguments, error=ValueError, **named):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import rarely, rejects
+from flax import struct
+from helpers import ByRank, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
@@ -383,11 +384,6 @@ def spend_no_nan(update, state, slots, td_errors, mask, spent=None, **named):
     return update(state, slots, td_errors, mask, spent=spent, **named)
 
 
-def told_otherwise(change):
-    """A sampler that is told other TD errors, made of slots and TD errors."""
-    return wrong(update=lambda update, s, slots, td, *x, **named: update(s, slots, change(slots, td), *x, **named))
-
-
 def by_half(weights, *arguments, beta=None):
     return weights(*arguments, beta=None if beta is None else beta / 2)
 
@@ -414,6 +410,33 @@ def of_one_shard(weights, state, probabilities, live, **named):
     return weights(state, probabilities, live.replace(axis_name=None), **named)
 
 
+@struct.dataclass
+class Row:
+    leaves: jax.Array
+    capacity = property(lambda self: self.leaves.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Unique(jr.samplers.Index):
+    """Leaves in an array, and a promise of distinct slots that is false."""
+
+    def init(self, capacity, **named):
+        return Row(jnp.zeros(capacity))
+
+    def write(self, state, slots, leaves, *, is_new):
+        return Row(state.tree.leaves.at[slots].set(leaves, mode="drop", unique_indices=True))
+
+    def get(self, state, slots):
+        return state.tree.leaves[slots]
+
+    def masses(self, state):
+        return state.tree.leaves
+
+
+def ignore_axis(update, *arguments, axis_name=None, **named):
+    return update(*arguments, **named)
+
+
 WRONG_SAMPLERS = {  # the rule that each breaks
     "weights inverted": (testing.WEIGHTS, wrong(weights=lambda weights, s, p, live, **named: p)),
     "beta ignored": (testing.WEIGHTS, wrong(weights=lambda weights, *args, beta=None: weights(*args))),
@@ -430,18 +453,18 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
     "spent ignored": (testing.SPENT, wrong(update=lambda update, *x, spent=None, **y: update(*x, **y))),
     "spent ignored with NaN": (testing.SPENT, wrong(update=spend_no_nan)),
-    "axis_name ignored": (testing.SHARDS, wrong(update=lambda update, *x, axis_name=None, **y: update(*x, **y))),
+    "axis_name ignored": (testing.SHARDS, wrong(update=ignore_axis)),
     "key ignored": (testing.KEYS, wrong(sample=lambda sample, state, key, *x: sample(state, jax.random.key(1), *x))),
-    "signed TD errors": (testing.SIGN, told_otherwise(lambda slots, td_errors: td_errors.clip(0))),
     "overwritten items remembered": (testing.FORGOTTEN, wrong(insert=forgetful)),
     "priorities inverted": (testing.AGREE, wrong(priorities=lambda priorities, *args: 1 / (priorities(*args) + 1))),
     "masses before alpha": (testing.AGREE, wrong(masses=lambda masses, state: masses(state) ** 2)),
     "priorities_at of others": (testing.AGREE, wrong(priorities_at=lambda right, *args: 2 * right(*args))),
     "restricted evenly": (testing.RESTRICTED, wrong(restrict=evenly)),
     "restrict ignored": (testing.LIVE, wrong(restrict=lambda restrict, state, live: state)),
-    "slots are no names": (testing.NAMES, told_otherwise(lambda slots, td_errors: td_errors * (1 + slots))),
-    "no spent": (testing.KEYWORDS, type("Own", (jr.Prioritized,), {"update": lambda self, *x, axis_name=None: x[0]})()),
-    "no beta": (testing.KEYWORDS, type("Own", (jr.Uniform,), {"weights": lambda self, *x: UNIFORM.weights(*x)})()),
+    "unique promised": (testing.LAST, type("Own", (jr.samplers.ByPriority,), {"index": Unique()})()),
+    "counters forgotten": (testing.CLEARED, wrong(cleared=lambda cleared, state, capacity: RIGHT.init(capacity))),
+    "nothing cleared": (testing.CLEARED, wrong(cleared=lambda cleared, state, capacity: state)),
+    "axis_name ignored by rank": (testing.SHARDS, wrong(ByRank(), update=ignore_axis)),
     "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
     "hidden counter": (testing.MODES, wrong(update=grow)),
     "integer weights": (testing.TYPES, wrong(UNIFORM, weights=lambda weights, s, p, *_, **named: (p > 0) + 0)),
@@ -452,7 +475,7 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "first TD error counts": (testing.LAST, wrong(update=lambda update, s, *x, **y: update(s, *map(jnp.flip, x)))),
     "infinite priority": (testing.FINITE, wrong(update=take_all, sample=draw_of_largest)),
 }
-QUICK_ONES = ("not frozen", "integer weights", "no spent", "no beta", "dead slots drawn", "one of two drawn")
+QUICK_ONES = ("not frozen", "unique promised", "counters forgotten")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK_ONES else rarely(name) for name in WRONG_SAMPLERS])
@@ -480,6 +503,15 @@ def test_what_is_exempt_is_a_list_of_rules(exempt):
     rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
     rejects("must be a sampler", testing.check_sampler, object(), exempt=exempt)
     rejects(r"key=\[\]: must be", testing.check_sampler, PER, key=[])
+
+
+def test_a_method_that_takes_too_little_is_named():
+    for name, base, method in (
+        ("update", jr.Prioritized, lambda self, *x, axis_name=None: x[0]),
+        ("weights", jr.Uniform, lambda self, *x: UNIFORM.weights(*x)),
+    ):
+        own = type("Own", (base,), {name: method})()
+        rejects("unexpected keyword argument '(spent|beta)'", testing.check_sampler, own, error=TypeError)
 
 
 def test_a_sampler_is_asked_for_as_many_rows_as_are_given():

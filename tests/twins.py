@@ -35,7 +35,6 @@ SAMPLERS = {
     "batch": PER(floor=0.2),
     "global": PER(normalize="global", stratified=False, epsilon=0.0),
     "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
-    "systematic": PER(0.9, stratified="systematic"),
     "number": PER(0.0, max_priority=2.0, floor=0.5),
     "uniform, max_uses": jr.Uniform(),
     "distinct, max_uses": jr.Uniform(replacement=False),

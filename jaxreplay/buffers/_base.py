@@ -99,9 +99,9 @@ class Buffer(Sized, Generic[S]):
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
 
-    def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
-        """The key of this shard, or of all shards."""
-        if shared or self._axis_name is None:
+    def _own_key(self, key: jax.Array) -> jax.Array:
+        """The key of this shard."""
+        if self._axis_name is None:
             return key
         return jax.random.fold_in(key, jax.lax.axis_index(self._axis_name))
 
@@ -162,7 +162,7 @@ class Buffer(Sized, Generic[S]):
         if self.sampler.is_distinct and batch_size > self._num_slots:
             rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
             raise ValueError(f"got a draw of {batch_size} rows, expected {rule}.")
-        key = self._own_key(key, shared=self.sampler.shares_key)
+        key = self._own_key(key)
         live, sampler_state = self._live(state), state.sampler
         if max_age is not None:
             self._check_order("max_age")

@@ -66,13 +66,17 @@ class Moved(NamedTuple):
 
 
 class Sampler(abc.ABC, Generic[S]):
-    """Base of a sampler: implement `init`, `sample` and `weights`, and the other methods if there are priorities.
+    """Base of a sampler: implement `init`, `sample` and `weights`.
+
+    The other methods have right defaults for a sampler without priorities. One with priorities is better a
+    `jaxreplay.samplers.ByPriority`, which implements them.
 
     A sampler is a frozen dataclass. Its state `S` is None, or a frozen dataclass too, registered as a pytree. The
     sampler below draws only the newest slots. It suits a `SequenceBuffer`, whose live slots are in order of age; see
     `jaxreplay.samplers.Live`.
 
     Attributes:
+      by_rank: True if an update of one slot changes the ratios of other slots' probabilities.
       by_age: True if `Live` has to hold slots in order of age, the oldest first. With `max_age` the older ones that are
         left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
       normalize: "batch" or "global" if the weights are divided by the largest of the batch or of all items, None if
@@ -100,16 +104,16 @@ class Sampler(abc.ABC, Generic[S]):
     """
 
     by_age: ClassVar[bool] = False
+    by_rank: ClassVar[bool] = False
     normalize: Any = "any"
 
     def __init_subclass__(cls, **named: Any):
-        """Leave out what a class that draws otherwise, or has another state, must not inherit."""
+        """Leave out what a class that overrides a method, and so may draw otherwise, must not inherit."""
         super().__init_subclass__(**named)
-        for name in ("fills_rows", "migrated"):
-            if name not in vars(cls) and getattr(cls, name) is not getattr(Sampler, name):
-                setattr(cls, name, getattr(Sampler, name))
+        overrides = any(name[0] != "_" and callable(getattr(Sampler, name, None)) for name in vars(cls))
+        for name in {"fills_rows", "migrated"} - vars(cls).keys() if overrides else ():
+            setattr(cls, name, getattr(Sampler, name))
 
-    shares_key = property(lambda _: False, doc="True if all shards draw with one key, instead of each with its own.")
     fills_rows = property(
         lambda _: False,
         doc="True if every row of a draw holds an item, unless there is none. A subclass does not inherit it.",
@@ -139,13 +143,7 @@ class Sampler(abc.ABC, Generic[S]):
         """
 
     def insert(
-        self,
-        state: S,
-        slots: jax.Array,
-        drawable: jax.Array,
-        *,
-        td_errors: jax.Array | None = None,
-        axis_name: str | None = None,
+        self, state: S, slots: jax.Array, drawable: jax.Array, *, td_errors: Any = None, axis_name: str | None = None
     ) -> S:
         """State after writes to slots.
 
@@ -252,14 +250,7 @@ class Sampler(abc.ABC, Generic[S]):
         """
 
     def update(
-        self,
-        state: S,
-        slots: jax.Array,
-        td_errors: jax.Array,
-        mask: jax.Array,
-        *,
-        spent: jax.Array | None = None,
-        axis_name: str | None = None,
+        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: Any, *, spent: Any = None, axis_name: Any = None
     ) -> S:
         """State after an update with TD errors.
 
@@ -374,18 +365,15 @@ class Sampler(abc.ABC, Generic[S]):
 
 def old_priorities(old: Sampler[Any], states: Any, moved: Moved) -> np.ndarray | None:
     """For `migrated`: priorities of the new slots, [D, capacity]; None if the old sampler has none."""
-    found = _priorities(old, states) if jax.tree.leaves(states) else None
-    return None if found is None else moved.values(found)
+    masses = jax.eval_shape(jax.vmap(old.masses), states) if jax.tree.leaves(states) else None
+    return None if masses is None else moved.values(of_all_slots(old, "priorities", states, masses.shape[1]))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _priorities(sampler: Sampler[Any], states: Any) -> jax.Array | None:
-    """Priorities of all slots of all shards, [D, capacity]."""
-    masses = jax.vmap(sampler.masses)(states)
-    if masses is None:
-        return None
-    slots = jnp.arange(masses.shape[1], dtype=jnp.int32)
-    return jax.vmap(lambda state: sampler.priorities(state, slots))(states)
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
+def of_all_slots(config: Any, method: str, states: Any, capacity: int) -> jax.Array:
+    """Numbers of all slots of all shards, [D, capacity], from a method of a state and slots."""
+    slots = jnp.arange(capacity, dtype=jnp.int32)
+    return jax.vmap(lambda state: getattr(config, method)(state, slots))(states)
 
 
 def check_sampler(name: str, sampler: Any) -> Any:

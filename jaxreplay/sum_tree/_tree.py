@@ -8,12 +8,7 @@ There are at most `fanout` roots (four times as many with fan-out 64, the defaul
 leaves has `fanout` children. Nodes are stored in order, so siblings are contiguous, and index arithmetic finds parents
 and children. Each level is a separate array, and leaves keep their natural order.
 
-The levels are unrolled, although a `lax.fori_loop` over levels in one array would be shorter. To draw and write 256 of
-2^20 leaves, the loop takes 35 kernels instead of 12 on an H100, and 76,000 estimated cycles instead of 48,000 on a TPU
-v5e (both read off the compiled programs). Each iteration counts, slices the offsets of its level, and computes single
-rows even in levels small enough to be recomputed whole. On a CPU the loop compiles in 0.8 of the CPU seconds (1.4
-instead of 1.8), but a draw and two updates take about twice as long. Unrolled levels cost little more to compile
-because XLA:CPU compiles equal kernels once, and most kernels of a level equal those of the next.
+The levels are unrolled: a loop over them was measured (tests/benchmarks/README.md, "A loop over the levels").
 
 All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`. `update`, `find` and `sample` cost
 O(batch * fanout * log(capacity)).
@@ -21,7 +16,7 @@ O(batch * fanout * log(capacity)).
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +26,10 @@ from flax import struct
 from jaxreplay._common import checks, devices, random, ring, xla
 from jaxreplay.sum_tree import _levels
 from jaxreplay.sum_tree._levels import NONE
+from jaxreplay.sum_tree._restricted import Restricted, in_run
 
 # Measured on a CPU, estimated from compiled programs on the others: tests/benchmarks/README.md.
 DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}  # 64 on all other backends
-BELOW = np.float32(1 - 2**-23)  # times a positive number: less than it
-Stratified = bool | Literal["systematic"]
 
 
 @struct.dataclass
@@ -64,32 +58,6 @@ class SumTree:
     capacity: int = struct.field(pytree_node=False)
     fanout: int = struct.field(pytree_node=False)
     maxima: tuple[jax.Array, ...] | None = None
-
-
-@struct.dataclass
-class Restricted:
-    """A tree whose `total`, `minimum` and draws cover only a run of its leaves; `restrict` makes one.
-
-    The run starts at any leaf and wraps around after the last one. A node keeps its sum if all of its leaves are in the
-    run, and has sum 0 if none is. Each level has at most two other nodes, which contain the ends of the run. Their sums
-    are recomputed from the leaves up, O(fanout * log(capacity)) in all. No sum is a difference of two prefix sums, so
-    short runs are as exact as the tree.
-
-    Attributes:
-      tree: the `SumTree`.
-      start: int32 [], first leaf of the run.
-      size: int32 [], number of leaves in the run, at most the capacity.
-      ends: int32 [2] per level, from the roots down: the nodes of the run's first leaf and of the leaf after the run.
-      sums: float32 [2] per level, sums of these nodes over the run.
-      minima: float32 [2] per level, their smallest positive leaves in the run; None if the tree has no minima.
-    """
-
-    tree: SumTree
-    start: jax.Array
-    size: jax.Array
-    ends: tuple[jax.Array, ...]
-    sums: tuple[jax.Array, ...]
-    minima: tuple[jax.Array, ...] | None
 
 
 def default_fanout(backend: str | None = None, /) -> int:
@@ -146,12 +114,7 @@ def leaves(tree: SumTree) -> jax.Array:
       >>> jr.sum_tree.leaves(tree).tolist()
       [0.0, 7.0, 0.0, 5.0]
     """
-    return lowest(tree, tree.sums)
-
-
-def lowest(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
-    """The lowest of `levels` without padding, [..., capacity]."""
-    lowest = levels[-1]
+    lowest = tree.sums[-1]
     lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.fanout > _levels.WIDE else lowest
     return lowest[..., : tree.capacity]
 
@@ -166,7 +129,7 @@ def total(tree: SumTree | Restricted) -> jax.Array:
       >>> float(jr.sum_tree.total(tree))
       12.0
     """
-    tree, roots, _ = _in_run(tree, "sums", 0.0)
+    tree, roots, _ = in_run(tree, "sums", 0.0)
     return _levels.fold_roots(roots, jnp.add, tree.fanout)
 
 
@@ -185,7 +148,7 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    tree, roots, _ = _in_run(tree, "minima", NONE)
+    tree, roots, _ = in_run(tree, "minima", NONE)
     smallest = _levels.fold_roots(roots, jnp.minimum, tree.fanout)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
@@ -303,16 +266,14 @@ def find(tree: SumTree | Restricted, prefix: jax.Array) -> jax.Array:
       [0, 0, 1, 1, 2, 3]
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    tree, roots, patches = _in_run(tree, "sums", 0.0)
+    tree, roots, patches = in_run(tree, "sums", 0.0)
     root = _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1))
     leaf, _, _ = _levels.descend(tree.sums[1:], root, tree.fanout, patches)
     return leaf.reshape(prefix.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "stratified"))
-def sample(
-    tree: SumTree, key: jax.Array, batch_size: int, *, stratified: Stratified = False
-) -> tuple[jax.Array, jax.Array]:
+def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
 
     The probability of leaf i is leaf_i / total to within 2^-21, the error of sums and prefixes in float32 (if
@@ -325,8 +286,7 @@ def sample(
       key: a PRNG key.
       batch_size: number of draws.
       stratified: draw once from each of `batch_size` equal parts of [0, total) (Schaul et al. 2016, appendix B.2.1)
-        instead of independently. "systematic" draws at the same place in each part (Madow and Madow 1944, On the Theory
-        of Systematic Sampling, section 2): leaf i occurs batch_size * leaf_i / total times, rounded down or up.
+        instead of independently.
 
     Returns:
       the indices of the leaves, int32 [batch_size], in ascending order of the strata if stratified; and their values,
@@ -343,14 +303,11 @@ def sample(
 
 
 @functools.partial(jax.jit, static_argnames="stratified")
-def sample_with(
-    tree: SumTree | Restricted, bits: Any, *, stratified: Stratified = False
-) -> tuple[jax.Array, jax.Array]:
+def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """`sample` with random bits, two uint32 [batch_size], instead of a key.
 
     One float32 uniform has 24 bits, too few to distinguish the leaves of a large tree. So a second uniform is drawn
-    halfway down, conditional on the node and the stratum reached. A systematic draw uses the bits of the first row, and
-    halfway down it adds the bits that the first prefix has no room for.
+    halfway down, conditional on the node and the stratum reached.
 
     With total 8 and batch size 2, row 1 has the stratum from 4 to 8. A uniform of 0.25 gives the prefix 5. If that is
     in a node of value 3 with 4 before it, the row's part of the node is from 4 - 4 = 0 to min(8 - 4, 3) = 3, in which
@@ -365,111 +322,33 @@ def sample_with(
       [1, 1, 3]
     """
     coarse, fine = ((words >> 8).astype(jnp.float32) * 2.0**-24 for words in bits)
-    mass, batch_size, is_systematic = total(tree), coarse.size, stratified == "systematic"
-    stratum = jnp.arange(batch_size, dtype=jnp.float32)
-    if is_systematic:
-        coarse, fine = jnp.full_like(coarse, coarse[0]), jnp.full_like(fine, fine[0])
-        # By a constant XLA would multiply with the reciprocal, and equal leaves would not have equal parts.
-        size = jnp.where(mass >= 0, np.float32(batch_size), 1.0)
-        step = mass / size
-        step += (mass - step * size) / size  # a GPU's quotient may be a last digit off
-        low, high = stratum * step, (stratum + 1) * step
-    elif stratified:
+    mass, batch_size = total(tree), coarse.size
+    low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
+    if stratified:
+        stratum = jnp.arange(batch_size, dtype=jnp.float32)
         low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)
-    else:
-        low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
-    prefix = low + coarse * (high - low)
-    if is_systematic:
-        prefix = jnp.minimum(prefix, high * BELOW)
     # Computed once, so that the index of a leaf and its value come from the same rounding of the prefix.
-    (prefix,) = xla.materialize(prefix)
-    tree, roots, patches = _in_run(tree, "sums", 0.0)
+    (prefix,) = xla.materialize(low + coarse * (high - low))
+    tree, roots, patches = in_run(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
     root = _levels.choose_root(roots, prefix)
     node, rest, value = _levels.descend(lower_levels[:half], root, tree.fanout, patches[:half])
     if lower_levels:
         offset = prefix - rest  # the mass to the left of the node
-        start, step = low - offset, high - low
-        low, high = jnp.maximum(start, 0.0), jnp.minimum(high - offset, value)
-        if is_systematic:
-            rest = start + coarse * step + fine * 2.0**-24 * step
-            rest = jnp.maximum(jnp.minimum(rest, high * BELOW), low)
-        else:
-            rest = low + fine * jnp.maximum(high - low, 0.0)
-        (rest,) = xla.materialize(rest)
+        low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
+        (rest,) = xla.materialize(low + fine * jnp.maximum(high - low, 0.0))
         node, _, value = _levels.descend(lower_levels[half:], (node, rest, value), tree.fanout, patches[half:])
     return node, value
 
 
-@jax.jit
-def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
-    """Restrict the tree to a run of its leaves: draws, `total` and `minimum` cover only the run.
-
-    Draws are as exact as from a tree of these leaves alone. Costs O(fanout * log(capacity)).
-
-    Args:
-      tree: the tree.
-      start: int32 [], first leaf of the run, which wraps around to leaf 0.
-      size: int32 [], number of leaves in the run, 0 to the capacity.
-
-    Examples:
-      >>> tree = jr.sum_tree.init(4)
-      >>> tree = jr.sum_tree.update(tree, np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
-      >>> run = jr.sum_tree.restrict(tree, start=3, size=2)  # leaves 3 and 0
-      >>> float(jr.sum_tree.total(run))
-      5.0
-    """
-    ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
-    for _ in tree.sums[1:]:
-        ends.insert(0, jax.lax.div(ends[0], jnp.int32(tree.fanout)))
-    bare = Restricted(tree, start, size, tuple(ends), (), None)
-    minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, NONE)
-    return dataclasses.replace(bare, sums=_sums_at_ends(bare, tree.sums, jnp.add, 0.0), minima=minima)
-
-
-def _patch(restricted: Restricted, level: int, values: jax.Array, empty: float, rows: Any, first: Any) -> jax.Array:
-    """Values in the run of the nodes `rows` of a level, float32 [B, num_siblings].
-
-    `values` are the values of the nodes at the run's ends. `empty` is the value of a node without a leaf in the run.
-    `first` is the index of the first node in each row, int32 [B].
-    """
-    ends, height = restricted.ends[level], len(restricted.ends) - 1 - level
-    node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
-    offset = node * restricted.tree.fanout**height - restricted.start
-    rows = jnp.where(ring.wrap_negative(offset, restricted.tree.capacity) < restricted.size, rows, empty)
-    rows = jnp.where(node == ends[0], values[0], rows)
-    return jnp.where(node == ends[1], values[1], rows)
-
-
-def _sums_at_ends(run: Restricted, levels: _levels.Levels, combine: _levels.Combine, empty: float) -> _levels.Levels:
-    fanout, ends = run.tree.fanout, run.ends
-    leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
-    inside = jnp.stack([run.size > 0, run.size == run.tree.capacity])
-    values = [jnp.where(inside, leaves, empty)]
-    for level in range(len(levels) - 1, 0, -1):
-        rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
-        rows = _patch(run, level, values[0], empty, rows, ends[level - 1] * fanout)
-        (value,) = xla.materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
-        values.insert(0, value)
-    return tuple(values)
-
-
-def _in_run(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
-    """The tree, the roots of its levels `name` within the run, and the patches of the levels below."""
-    if isinstance(tree, SumTree):
-        return tree, getattr(tree, name)[0], []
-    values, roots = getattr(tree, name), getattr(tree.tree, name)[0]
-    patches = [functools.partial(_patch, tree, level, values[level], empty) for level in range(len(values))]
-    return tree.tree, patches[0](roots.reshape(1, -1), 0).reshape(roots.shape), patches[1:]
-
-
-def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
+def of_leaves(leaves: jax.Array, *, fanout: int | None = None, track_minimum: bool = False) -> SumTree:
     """A tree of these leaves: bit for bit `init`, then `update` of all leaves, in one pass.
 
     Args:
       leaves: number [capacity], not negative. Anything else, such as NaN, is stored as infinity.
       fanout: children per node, 2 to 1024; None for the best on the devices of `leaves`.
+      track_minimum: also keep the smallest positive leaf, for `minimum`.
 
     Raises:
       ValueError: `leaves` are not a vector of 1 to 2**29 entries, or `fanout` is out of range.
@@ -479,17 +358,28 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
       >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
-    return _of_leaves(leaves, chosen_fanout(fanout, leaves))
+    return _of_leaves(leaves, chosen_fanout(fanout, leaves), track_minimum)
 
 
 @xla.copies_numpy
-@functools.partial(jax.jit, static_argnames="fanout")
-def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _of_leaves(leaves: jax.Array, fanout: int, track_minimum: bool) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
     if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
         raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
-    return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
+    return _built(leaves, fanout, track_minimum, False)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _built(leaves: jax.Array, fanout: int, track_minimum: bool, track_maximum: bool) -> SumTree:
+    """A tree of leaves [..., capacity]."""
+    capacity = leaves.shape[-1]
+    build = functools.partial(_levels.build, capacity=capacity, fanout=fanout)
+    positive = jnp.where(leaves > 0, leaves, NONE)
+    minima = build(positive, combine=jnp.minimum, empty=NONE) if track_minimum else None
+    maxima = build(leaves, combine=jnp.maximum, empty=0.0)[:-1] if track_maximum else None
+    return SumTree(build(leaves, combine=jnp.add, empty=0.0), minima, capacity, fanout, maxima)
 
 
 def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:
@@ -509,7 +399,8 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
       [5, 320]
     """
     fanout = chosen_fanout(fanout, tree)
-    return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
+    tracks = tree.minima is not None, tree.maxima is not None
+    return tree if fanout == tree.fanout else _built(leaves(tree), fanout, *tracks)
 
 
 def emptied(tree: SumTree) -> SumTree:
@@ -518,14 +409,10 @@ def emptied(tree: SumTree) -> SumTree:
     return SumTree(sums, jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima), tree.capacity, tree.fanout, maxima)
 
 
-def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:
-    """For `jaxreplay._common.layouts.BackendState`: a tree, if there is one, with the best fan-out on a backend."""
-    return tree and with_fanout(tree, default_fanout(backend))
+def on_backend(trees: Any, state: Any, backend: str) -> Any:
+    """For `jaxreplay._common.layouts.BackendState`: a pytree whose trees have the best fan-out on a backend."""
 
+    def converted(x: Any) -> Any:
+        return with_fanout(x, default_fanout(backend)) if isinstance(x, SumTree) else x
 
-@functools.partial(jax.jit, static_argnames="fanout")
-def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
-    build, nodes = functools.partial(_levels.build, capacity=tree.capacity, fanout=fanout), leaves(tree)
-    minima = tree.minima and build(lowest(tree, tree.minima), combine=jnp.minimum, empty=NONE)
-    maxima = None if tree.maxima is None else build(nodes, combine=jnp.maximum, empty=0.0)[:-1]
-    return SumTree(build(nodes, combine=jnp.add, empty=0.0), minima, tree.capacity, fanout, maxima)
+    return jax.tree.map(converted, trees, is_leaf=lambda x: isinstance(x, SumTree))

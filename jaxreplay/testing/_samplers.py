@@ -1,8 +1,6 @@
 """Checks of a sampler."""
 
 import dataclasses
-import inspect
-import operator
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -10,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
@@ -28,7 +27,8 @@ def check_sampler(
 ) -> None:
     """Check that a sampler follows the rules of `jaxreplay.samplers.Sampler`.
 
-    A sampler with `by_age` need not follow `NAMES` and `SPENT`. Weights that are all 1 follow `WEIGHTS`.
+    A sampler with `by_age` need not follow `SPENT`, and one with `by_rank` neither `OTHERS` nor the second half of
+    `SHARDS`. Weights that are all 1 follow `WEIGHTS`.
 
     Args:
       sampler: the configuration.
@@ -36,8 +36,8 @@ def check_sampler(
         programs; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
-      exempt: rules that this sampler may break, of the constants of this module. A sampler by rank needs `OTHERS`, one
-        that draws only some of the slots `EVERY`.
+      exempt: rules that this sampler may break, of the constants of this module. A sampler that draws only some of the
+        slots needs `EVERY`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -55,15 +55,14 @@ def check_sampler(
     if isinstance(exempt, str) or not {*exempt} <= {x for name, x in vars(rules).items() if name.isupper()}:
         raise ValueError(f"exempt={exempt!r}: must be rules, such as [testing.OTHERS].")
     keys = keys_of(key)
-    exempt = {*exempt, *((rules.NAMES, rules.SPENT) if sampler.by_age else ())}
+    exempt = {*exempt, *[rules.SPENT] * sampler.by_age, *[rules.OTHERS] * sampler.by_rank}
     runs = _SamplerRuns(sampler, capacity, min(batch_size, capacity - 2), exempt)
-    _check_keywords(runs)
     for each in keys:
         runs.key = each
         state = runs.check_modes()
         runs.check_draws(state)
         runs.check_updates(state)
-        for check in (_check_keys, _check_words, _check_independence, _check_past, _check_shards):
+        for check in (_check_words, _check_past, _check_cleared, _check_shards):
             check(runs, state)
 
 
@@ -109,19 +108,16 @@ class _SamplerRuns:
         """A state after two updates."""
 
         def learn(state: Any, td_errors: jax.Array) -> tuple[Any, None]:
-            return self.sampler.update(state, slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)), None
+            rows = slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)
+            return self.sampler.update(state, *rows, spent=None, axis_name=None), None
 
-        slots = jnp.asarray(self.slots)
-        state = self.sampler.insert(self.sampler.init(self.capacity), slots, slots < self.capacity - 1)
+        slots, unknown = jnp.asarray(self.slots), {"td_errors": None, "axis_name": None}
+        state = self.sampler.insert(self.sampler.init(self.capacity), slots, slots < self.capacity - 1, **unknown)
         return jax.lax.scan(learn, state, jax.random.normal(key, (2, self.most)))[0]
 
     @compiled()
-    def jit_run(self, key: jax.Array) -> Any:
-        return self.run(key)
-
-    @compiled()
-    def jit_vmap(self, keys: jax.Array) -> Any:
-        return jax.vmap(self.run)(keys)
+    def modes(self, keys: jax.Array) -> Any:
+        return [*map(self.run, keys)], jax.vmap(self.run)(keys)
 
     @compiled(3, 4)
     def draw(self, state: Any, key: Any, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
@@ -141,6 +137,23 @@ class _SamplerRuns:
         return state, _Draws(drawn, probabilities, weights, *words, self.sampler.priorities_at(state, probabilities))
 
     @compiled()
+    def cleared(self, state: Any) -> Any:
+        return self.sampler.cleared(state, self.capacity)
+
+    def check_promises(self, *arguments: Any) -> None:
+        """Look at the indices of all scatters with unique_indices of an update; on a CPU a repeated one is harmless."""
+        with jax.disable_jit():  # no program inside the program
+            traced = jax.make_jaxpr(lambda *x: self.sampler.update(*x))(*arguments)
+        scatters = [x for x in traced.eqns if x.primitive.name.startswith("scatter") and x.params["unique_indices"]]
+        wanted = ClosedJaxpr(traced.jaxpr.replace(outvars=[x.invars[1] for x in scatters]), traced.consts)
+        found = jax.device_get(jax.jit(jaxpr_as_fun(wanted))(*jax.tree.leaves(arguments)))
+        for scatter, indices in zip(scatters, found, strict=True):
+            axes = scatter.params["dimension_numbers"].scatter_dims_to_operand_dims
+            rows = indices.reshape(-1, len(axes))
+            rows = rows[np.all((rows >= 0) & (rows < np.take(scatter.invars[0].aval.shape, axes)), axis=1)]
+            assert len(np.unique(rows, axis=0)) == len(rows), "unique_indices=True of a scatter with repeated indices"
+
+    @compiled()
     def outcome_of_shards(self, *arguments: Any) -> Any:
         return jax.vmap(lambda *x: self.outcome(*x, False), axis_name="shards")(*arguments)
 
@@ -153,7 +166,7 @@ class _SamplerRuns:
             return np.array([*slots, *[fill] * (self.capacity - len(slots))], np.int32)
 
         key, live = more.get("key", self.key), more.get("live", self.range(0, self.capacity - 1))
-        new, then = (padded(more.get(name, ()), self.capacity) for name in ("new", "then"))
+        new, then = padded((), self.capacity), padded(more.get("then", ()), self.capacity)
         rows = padded(slots, -1), errors, given & counts, given & more.get("spent", False)
         return jax.device_get(self.outcome(state, key, live, new, rows, then, more.get("restricts", False)))
 
@@ -166,10 +179,10 @@ class _SamplerRuns:
         with self.rule(rules.STABLE):
             chex.assert_trees_all_equal_shapes_and_dtypes(state, self.sampler.init(self.capacity))
         with self.rule(rules.MODES):
-            mapped = jax.device_get(self.jit_vmap(keys))
+            states, mapped = jax.device_get(self.modes(keys))
             for i in range(2):
-                same(row(mapped, i), self.jit_run(keys[i]))
-        return self.jit_run(self.key)
+                same(row(mapped, i), states[i])
+        return states[0]
 
     def check_draws(self, state: Any) -> None:
         live, last = self.range(0, self.capacity - 1), self.capacity - 1
@@ -187,6 +200,10 @@ class _SamplerRuns:
         check_law(*young[:2])
         with self.rule(rules.RESTRICTED):
             _same_ratios(all_of.law()[2:], young.law()[2:])
+        with self.rule(rules.KEYS):
+            np.testing.assert_array_equal(all_of.slots, self.draws(state).slots)
+            others = (self.draws(state, key=key).slots for key in jax.random.split(self.key, 32))  # some may be alike
+            assert not all(np.array_equal(all_of.slots, x) for x in others), "all keys give the same slots"
 
     def check_updates(self, state: Any) -> None:
         with self.rule(rules.IGNORED):
@@ -195,6 +212,7 @@ class _SamplerRuns:
                 same(*(self.draw(x, self.key, self.range(0, self.capacity - 1), self.most)[:2] for x in (after, state)))
         with self.rule(rules.LAST):
             same(*(self.draws(state, (1, 1), (x, 2.0))[:2] for x in (9.0, 0.5)))
+            self.check_promises(state, self.slots // 2, np.float32(self.slots), self.slots >= 0)
         for value in (np.nan, np.inf, 0.0):
             some = self.draws(state, (1, 2), value)[:2]
             with self.rule(rules.FINITE):
@@ -204,24 +222,6 @@ class _SamplerRuns:
                 for then in ((), self.slots):
                     drawn = self.draws(state, self.slots[:-1], value, then=then).probabilities > 0
                     assert np.any(drawn), f"nothing is drawn after TD errors of {value}"
-
-
-def _check_keywords(runs: _SamplerRuns) -> None:
-    """Bind the arguments of each method of the base class."""
-    methods = operator.attrgetter("insert", "restrict", "sample", "weights", "update", "priorities")
-    for method, of_base in zip(methods(runs.sampler), methods(_base.Sampler), strict=True):
-        takes = inspect.signature(of_base).parameters.values()
-        named = {x.name: None for x in takes if x.kind is x.KEYWORD_ONLY}
-        with runs.rule(rules.KEYWORDS):
-            inspect.signature(method).bind(*[None] * (len(takes) - len(named) - 1), **named)
-
-
-def _check_keys(runs: _SamplerRuns, state: Any) -> None:
-    """Draw with many keys, because few offsets of systematic draws differ in their slots."""
-    with runs.rule(rules.KEYS):
-        first, again, *others = (runs.draws(state, key=x).slots for x in (runs.key, *jax.random.split(runs.key, 32)))
-        np.testing.assert_array_equal(first, runs.draws(state).slots)
-        assert not all(np.array_equal(first, x) for x in (again, *others)), "all keys give the same slots"
 
 
 def _check_words(runs: _SamplerRuns, state: Any) -> None:
@@ -239,19 +239,8 @@ def _check_words(runs: _SamplerRuns, state: Any) -> None:
         _same_ratios(law, law if draws.masses is None else draws.masses)
         if draws.priorities_at is not None:
             np.testing.assert_allclose(draws.priorities_at[drawn], draws.priorities[draws.slots[drawn]], rtol=1e-3)
-
-
-def _check_independence(runs: _SamplerRuns, state: Any) -> None:
-    """Update one slot, all slots with either sign, and slots of other names."""
-    others, slots = np.delete(runs.slots, 1), runs.slots[:-1]
     with runs.rule(rules.OTHERS):
-        _same_ratios(*(runs.draws(state, (1,), x).law()[others] for x in (0.01, 50.0)))
-    td_errors = np.asarray(jax.random.normal(runs.key, slots.shape))
-    with runs.rule(rules.SIGN):
-        same(*(runs.draws(state, slots, x)[:2] for x in (td_errors, -td_errors)))
-    with runs.rule(rules.NAMES):
-        names = slots, np.asarray(jax.random.permutation(runs.key, slots))
-        _same_ratios(*(runs.draws(state, x, td_errors, new=x).law()[x] for x in names))
+        _same_ratios(*(np.delete(runs.draws(state, (1,), x).law(), 1) for x in (0.01, 50.0)))
 
 
 def _check_past(runs: _SamplerRuns, state: Any) -> None:
@@ -271,6 +260,18 @@ def _check_past(runs: _SamplerRuns, state: Any) -> None:
             assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), f"probabilities {law} of slots before {end}"
 
 
+def _check_cleared(runs: _SamplerRuns, state: Any) -> None:
+    """Clear a state whose counters count something, and store one item."""
+    with runs.rule(rules.CLEARED):
+        state = runs.after(state, (1, 2), (9.0, np.nan))[0]
+        empty = runs.cleared(state)
+        for name, value in vars(state).items() if dataclasses.is_dataclass(state) else ():
+            if getattr(value, "shape", None) == ():
+                np.testing.assert_array_equal(getattr(empty, name), value, err_msg=name)
+        law = runs.draws(empty, then=(0,), live=runs.range(0, 1)).law()
+        assert not np.any(law[1:]), f"probabilities {law} after slot 0 alone was filled"
+
+
 def _check_shards(runs: _SamplerRuns, state: Any) -> None:
     """Draw from two shards of different size and content, with slots 0 and 1 alike."""
     sizes, slots = np.array([runs.capacity - 1, runs.capacity // 2 + 1]), np.stack([runs.slots] * 2)
@@ -283,7 +284,9 @@ def _check_shards(runs: _SamplerRuns, state: Any) -> None:
     with runs.rule(rules.WEIGHTS):
         _check_full_weights(draws)
     with runs.rule(rules.SHARDS):
-        _same_ratios(*(row(draws, shard).law()[:2] for shard in range(2)))
+        np.testing.assert_allclose(*draws.priorities[:, :2], rtol=1e-5)
+        if not runs.sampler.by_rank:
+            _same_ratios(*(row(draws, shard).law()[:2] for shard in range(2)))
 
 
 def _check_full_weights(draws: _Draws) -> None:

@@ -67,7 +67,6 @@ OTHERS = [
     Cell(draw="diagnostics"),
     Cell(sampler="recent"),
     Cell(sampler="stored", writes=True),
-    Cell(sampler="systematic"),
     Cell(kind="sequence", writes=True),
     Cell(kind="sequence", windows="inside"),
     Cell(kind="sequence", windows="inside", sampler="uniform", draw="later"),

@@ -59,7 +59,6 @@ SAMPLERS = {
     "prioritized": jr.Prioritized(),
     "global": jr.Prioritized(normalize="global"),
     "stored": jr.Prioritized(max_priority="stored"),
-    "systematic": jr.Prioritized(stratified="systematic"),
     "recent": jr.Recent(power=1.0),
     "uniform max_uses": jr.Uniform(),
     "max_uses": jr.Prioritized(),

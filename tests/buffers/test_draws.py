@@ -98,8 +98,8 @@ def test_wrong_arguments():
     key = jax.random.key(0)
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
     rejects("replacement=0: must be True or False", jr.Uniform, replacement=0)
-    for stratified in ("sytematic", None, 2):
-        rejects(r'stratified=.*: must be True, False or "systematic"', jr.Prioritized, stratified=stratified)
+    for stratified in ("systematic", None, 2):
+        rejects("stratified=.*: must be True or False", jr.Prioritized, stratified=stratified)
     rejects('windows=\'whole\': must be "any", "cut", "inside" or "episodes"', sequence, windows="whole")
     rejects('stride=2: must be 1 with windows="episodes"', sequence, windows="episodes", stride=2)
     rejects("max_age=0: must be an integer from 1", buffer.sample, state, key, 4, max_age=0)

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import numbers, over_devices, rarely, rejects
+from helpers import ByRank, numbers, over_devices, pointers, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
 from jaxreplay._common import checks
 
 EXPORTED = [getattr(jr, name) for name in jr.__all__]
-CLASSES = [x for x in EXPORTED if isinstance(x, type) and issubclass(x, jr.samplers.Sampler)]
+CLASSES = [ByRank, *(x for x in EXPORTED if isinstance(x, type) and issubclass(x, jr.samplers.Sampler))]
 CAPACITY, ROWS = 8, 16
 
 
@@ -73,7 +73,7 @@ def test_all_are_found():
 SETTINGS = [
     *(jr.Recent(power=power, beta=beta, normalize=None) for power, beta in ((0.0, 1.0), (1.5, 0.5), (10.0, 0.0))),
     *(jr.Prioritized(alpha=alpha, normalize=None, beta=1.0) for alpha in (0.0, 0.5, 1.5)),
-    *(jr.Prioritized(stratified=x, max_priority="stored", normalize="global") for x in (True, "systematic")),
+    jr.Prioritized(max_priority="stored", normalize="global"),
     jr.Prioritized(max_priority=0.3, epsilon=0.0, stratified=False),
     jr.Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored"),  # LAP
     jr.Prioritized(beta=lambda updates: 0.4 + 0.001 * updates, floor=0.5),
@@ -90,6 +90,14 @@ def test_the_contract(sampler, num_seeds):
     testing.check_sampler(sampler, key=keys[::2], capacity=8)  # fewer slots than two more than its rows
     if num_seeds > 1:
         testing.check_sampler(sampler, key=keys[1::2])
+
+
+@each_variant
+def test_no_state_holds_one_array_twice(sampler):
+    """So that a caller may donate it."""
+    found = pointers(sampler.init(4))
+    assert len({*found}) == len(found)
+    assert bool(found) == has_priorities(sampler)
 
 
 def test_the_contract_of_buffers():

@@ -15,7 +15,7 @@ from flax import struct
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, old_priorities
-from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
+from jaxreplay.samplers._weights import Normalize, uniform_slots, weights_of
 from jaxreplay.sum_tree._tree import Stratified, emptied, of_rows, on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
@@ -229,7 +229,7 @@ class Prioritized(Sampler[PrioritizedState]):
             uniform = jnp.where(has_mass | (live.size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
             least = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
         shares, size, normalize = probabilities / num_shards, live.total(), self.normalize
-        return importance_weights(shares, size, beta, normalize=normalize, min_probability=least, axis_name=axis_name)
+        return weights_of(shares, size, beta, normalize, least, axis_name)
 
     def update(
         self,

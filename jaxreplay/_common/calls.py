@@ -90,7 +90,7 @@ def _compiled(body: Any, call: Call) -> Any:
     signature = inspect.signature(body)
     first, *names = list(signature.parameters)[1:]
     handles = [number for number, name in enumerate(names) if name in HANDLES]
-    by_position = _by_position(signature, body.__name__, first)
+    by_position, before, after = _by_position(signature, body.__name__, first), call.before, call.after
 
     def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
         def traced(state: Any, *arguments: Any) -> Any:
@@ -103,22 +103,25 @@ def _compiled(body: Any, call: Call) -> Any:
         return (traced if lays_out else meshes.over_any_mesh(traced))(*arguments)
 
     program.__name__ = body.__name__  # in profiles
-    static = (0, *(names.index(name) + 2 for name in call.every_static))
+    donates, static = call.donates, (0, *(names.index(name) + 2 for name in call.every_static))
     pure = donating = jax.jit(program, static_argnums=static)
-    if call.donates:  # keep_unused: also leaves that are replaced without being read
+    if donates:  # keep_unused: also leaves that are replaced without being read
         donating = jax.jit(program, static_argnums=static, donate_argnums=1, keep_unused=True)
 
     def dispatch(self: Any, state: Any, *arguments: Any) -> Any:
         for number in handles:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
-        arguments = xla.copy_numpy(arguments)
-        donate, lays_out = call.donates and self.donate, getattr(self, "is_sharded", False)
+        others, treedef = jax.tree.flatten(arguments)
+        if [x for x in others if isinstance(x, np.ndarray)]:
+            others = [np.array(x) if isinstance(x, np.ndarray) else x for x in others]  # as `xla.copy_numpy`
+            arguments = treedef.unflatten(others)
+        donate, lays_out = donates and self.donate, getattr(self, "is_sharded", False)
         if donate or lays_out:
             leaves = jax.tree.leaves(state)
             # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
             xla.explain_donated(leaves if lays_out else leaves[:1], None)
-            donate = donate and _may_donate(leaves, jax.tree.leaves(arguments))
+            donate = donate and _may_donate(leaves, others)
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -135,10 +138,10 @@ def _compiled(body: Any, call: Call) -> Any:
     @functools.wraps(body)
     def run(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
         arguments = by_position(self, state, arguments, named)
-        if call.before is not None:
-            arguments = call.before(self, *arguments)
+        if before is not None:
+            arguments = before(self, *arguments)
         result = dispatch(self, state, *arguments)
-        return result if call.after is None else call.after(self, state, result)
+        return result if after is None else after(self, state, result)
 
     for name, value in {"call": call, "body": body, "dispatch": dispatch, "programs": (pure, donating)}.items():
         setattr(run, name, value)
@@ -151,12 +154,15 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
     defaults = tuple(signature.parameters[name].default for name in names)
     places = {name: place for place, name in enumerate(names)}
     num_positional = sum(signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY for name in names)
+    num_needed = max((place + 1 for place, x in enumerate(defaults) if x is inspect.Parameter.empty), default=0)
 
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        values = [*arguments, *defaults[len(arguments) :]]
-        fit = len(arguments) <= num_positional
+        count = len(arguments)
+        if num_needed <= count <= num_positional and not named:
+            return arguments + defaults[count:]
+        values, fit = [*arguments, *defaults[count:]], count <= num_positional
         for name, value in named.items():
-            if fit := fit and places.get(name, -1) >= len(arguments):
+            if fit := fit and places.get(name, -1) >= count:
                 values[places[name]] = value
         if fit and not any(value is inspect.Parameter.empty for value in values):
             return tuple(values)
@@ -177,12 +183,13 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
 
 def _may_donate(state: list[Any], others: list[Any]) -> bool:
     """False if an array of the state is given twice, or one is traced by differentiation, also inside `jax.vmap`."""
-    if len({*map(id, state)} - {*map(id, others)}) < len(state):
+    arrays = {*map(id, state)}
+    if len(arrays) < len(state) or not arrays.isdisjoint(map(id, others)):
         return False
-    leaves = [*state, *others]
-    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
+    kinds = {*map(type, state), *map(type, others)}  # fewer than leaves
+    if not [kind for kind in kinds if jax.core.Tracer in kind.__mro__]:
         return True
-    for x in leaves:
+    for x in (*state, *others):
         while isinstance(x, jax.core.Tracer):
             if hasattr(x, "tangent"):
                 return False

@@ -56,7 +56,7 @@ class Live:
           >>> int(state.ring.live().total())
           3
         """
-        return reduced(jax.lax.psum, self.size, self.axis_name)
+        return self.size if self.axis_name is None else jax.lax.psum(self.size, self.axis_name)
 
     def slots(self, positions: jax.Array) -> jax.Array:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].

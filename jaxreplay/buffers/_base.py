@@ -148,8 +148,8 @@ class Buffer(Sized, Generic[S]):
 
         Raises:
           ValueError: `batch_size` or `max_age` is not a positive integer, or `key` is not a PRNG key; or the buffer is
-            empty and the call is eager. The eager call waits for the buffer's size. Under `jit` an empty buffer gives
-            weights and probabilities 0 and indices -1.
+            empty, the call is eager and the size is already computed. The call waits for nothing: otherwise, as under
+            `jit`, an empty buffer gives weights and probabilities 0 and indices -1.
 
         Examples:
           >>> state = buffer.update(state, np.array([1, 2]), np.array([0.0, 9.0]))
@@ -195,7 +195,7 @@ class Buffer(Sized, Generic[S]):
 
         Raises:
           ValueError: `batch_size` is not a positive integer, `step` is not an integer or is negative, or `key` is not a
-            PRNG key; or the buffer is empty and the call is eager.
+            PRNG key; or the buffer is empty, as in `sample`.
 
         Examples:
           >>> first, second = (buffer.epoch(state, key, 2, step=step) for step in range(2))
@@ -223,7 +223,7 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.num_batches(state, batch_size=2))  # of three items
           2
         """
-        batch_size = _sample.check_batch_size(batch_size)
+        batch_size = checks.check_integer("batch_size", batch_size, *_sample.BATCH_SIZE)
         check_once(self, state)
         return -(-state.ring.size // batch_size)
 

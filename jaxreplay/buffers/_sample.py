@@ -9,6 +9,8 @@ from flax import struct
 from jaxreplay._common import checks, foreign_names, ring, xla
 from jaxreplay.buffers._shards import room, whole_of
 
+BATCH_SIZE = 1, ring.MAX_CAPACITY, "the number of draws"  # rule of `checks.check_integer`
+
 
 @struct.dataclass
 class Sample:
@@ -39,25 +41,19 @@ class Sample:
     locals()["__getattr__"] = foreign_names.missing
 
 
-def check_batch_size(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
-    """`batch_size` as a Python integer; a `ValueError` if an argument of a draw is invalid."""
-    batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+def sample_arguments(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
+    """The arguments of `sample`, checked."""
     if beta is not None:
         checks.check_number("beta", beta, 0, 1, "a schedule is an argument of the sampler", traced=None)
     if max_age is not None:
         checks.check_integer("max_age", max_age, 1, 2**31 - 1, "the number of newest items to draw from", traced=None)
-    return batch_size
-
-
-def sample_arguments(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
-    """The arguments of `sample`, checked."""
-    return key, check_batch_size(batch_size, beta, max_age), beta, max_age
+    return key, checks.check_integer("batch_size", batch_size, *BATCH_SIZE), beta, max_age
 
 
 def epoch_arguments(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ...]:
     """The arguments of `epoch`, checked."""
     checks.check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
-    return key, check_batch_size(batch_size), step
+    return key, checks.check_integer("batch_size", batch_size, *BATCH_SIZE), step
 
 
 def newest_arguments(buffer: Any, n: Any) -> tuple[Any, ...]:
@@ -67,19 +63,14 @@ def newest_arguments(buffer: Any, n: Any) -> tuple[Any, ...]:
 
 def reject_empty(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
-    if is_known_empty(buffer, state):
+    if is_known_empty(state):
         raise ValueError(whole_of(buffer)._why_empty(state))
     return drawn
 
 
-def is_known_empty(buffer: Any, state: Any) -> bool:
-    """True if the buffer, with all its shards, is empty; False under `jit`.
-
-    Call it after the draw is dispatched, so that the draw does not wait for the size.
-    """
+def is_known_empty(state: Any) -> bool:
+    """True if a buffer's state, with all its shards, is empty and the size is here: nothing is waited for."""
     size = state.ring.size
-    if isinstance(size, jax.core.Tracer):
+    if isinstance(size, jax.core.Tracer) or not getattr(size, "is_ready", lambda: True)():
         return False
-    # Summed on the host: a device would sum after the draw. Shards of other processes cannot be read here.
-    size = xla.on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
-    return bool(size == 0)
+    return (size.ndim == 0 or size.is_fully_addressable) and not any(xla.on_host(size).flat)

@@ -15,7 +15,7 @@ from flax import struct
 from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, of_all_slots, old_priorities
 from jaxreplay.samplers._index import Index
-from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
+from jaxreplay.samplers._weights import Normalize, uniform_slots, weights_of
 from jaxreplay.sum_tree._tree import on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
@@ -191,7 +191,7 @@ class ByPriority(Sampler[State]):
             uniform = jnp.where(has_mass | (live.size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
             least = jnp.minimum(self.index.minimum(state), uniform) / normalizer / num_shards
         shares, size, normalize = probabilities / num_shards, live.total(), self.normalize
-        return importance_weights(shares, size, beta, normalize=normalize, min_probability=least, axis_name=axis_name)
+        return weights_of(shares, size, beta, normalize, least, axis_name)
 
     def update(
         self, state: State, slots: Any, td_errors: jax.Array, mask: Any, *, spent: Any = None, axis_name: Any = None

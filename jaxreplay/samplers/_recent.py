@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks, random, ring, xla
 from jaxreplay.samplers._base import Sampler
-from jaxreplay.samplers._weights import importance_weights
+from jaxreplay.samplers._weights import weights_of
 
 
 @checks.config
@@ -83,7 +83,7 @@ class Recent(Sampler[None]):
 
     def weights(self, state: None, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         beta, shares = self.beta if beta is None else beta, probabilities / ring.num_shards(live.axis_name)
-        return importance_weights(shares, live.total(), beta, normalize=self.normalize, axis_name=live.axis_name)
+        return weights_of(shares, live.total(), beta, self.normalize, None, live.axis_name)
 
 
 def _unit(high: jax.Array, low: jax.Array) -> jax.Array:

@@ -63,21 +63,28 @@ def importance_weights(
         checks.check_integer("size", size, 0, 2**31 - 1, "the number of items drawn from", traced=None)
     if is_known or (isinstance(beta, int | float) and not 0 <= beta <= 1):
         checks.check_number("beta", beta, 0, 1, "1 corrects in full", traced=None)
+    if normalize == "global" and min_probability is None:
+        raise ValueError('min_probability=None: normalize="global" requires it.')
+    return weights_of(probabilities, size, beta, normalize, min_probability, axis_name)
+
+
+def weights_of(
+    probabilities: jax.Array, size: Any, beta: Any, normalize: Normalize, min_probability: Any, axis_name: str | None
+) -> jax.Array:
+    """`importance_weights` of checked arguments."""
     beta = jnp.asarray(beta, jnp.float32)
     beta = jnp.where(beta <= 1, jnp.maximum(beta, 0.0), 1.0)
     probabilities = probabilities.astype(jnp.float32)
     drawn = probabilities > 0
     log_probability = jnp.log(jnp.where(drawn, probabilities, 1.0))
     if normalize == "global":
-        if min_probability is None:
-            raise ValueError('min_probability=None: normalize="global" requires it.')
         log_reference = jnp.log(jnp.asarray(min_probability, jnp.float32))
     elif normalize == "batch":
         log_reference = jnp.min(jnp.where(drawn, log_probability, jnp.inf))
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
-    if normalize is not None:
-        log_reference = ring.reduced(jax.lax.pmin, log_reference, axis_name)
+    if normalize is not None and axis_name is not None:
+        log_reference = jax.lax.pmin(log_reference, axis_name)
     return jnp.where(drawn, jnp.exp(-beta * jnp.where(drawn, log_probability - log_reference, 0.0)), 0.0)
 
 

@@ -64,8 +64,8 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
     return tuple(buffers)
 
 
-def _reject_empty(mixture: Any, state: Any, drawn: Sample) -> Sample:
-    if all(map(is_known_empty, mixture.buffers, state)):
+def _reject_empty(_: Any, state: Any, drawn: Sample) -> Sample:
+    if all(map(is_known_empty, state)):
         raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
     return drawn
 

@@ -13,7 +13,7 @@ from jaxreplay._common import checks, devices, meshes, ring
 from jaxreplay._common.calls import Call, forwarded
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import check_batch_size
+from jaxreplay.buffers._sample import BATCH_SIZE
 from jaxreplay.buffers._shards import part_of, shards_of
 from jaxreplay.buffers._state import S, Sized, check_once
 
@@ -134,7 +134,7 @@ class Sharded(Sized, Generic[S]):
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, the largest number of any shard, int32 []."""
-        batch_size = check_batch_size(batch_size)
+        batch_size = checks.check_integer("batch_size", batch_size, *BATCH_SIZE)
         self._check_divides("batch_size", batch_size)
         return self._reduced(jnp.max, self._part.num_batches, state, batch_size // self.num_shards)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxreplay._common import checks, ring, xla
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import Sample, check_batch_size
+from jaxreplay.buffers._sample import Sample, sample_arguments
 from jaxreplay.buffers._shards import room, whole_of
 from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture
@@ -212,9 +212,9 @@ class Shared:
           >>> shared.sample(key, batch_size=3).items.tolist()
           [10, 20, 30]
         """
-        batch_size = check_batch_size(batch_size, beta, max_age)
-        with Turn(self._turns, "sample", 0, batch_size, timeout) as turn:
-            return self.buffer.sample.dispatch(self.buffer, turn.state, key, batch_size, beta, max_age)
+        arguments = sample_arguments(self.buffer, key, batch_size, beta, max_age)
+        with Turn(self._turns, "sample", 0, arguments[1], timeout) as turn:
+            return self.buffer.sample.dispatch(self.buffer, turn.state, *arguments)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
         """Call the buffer's `update`.

@@ -92,6 +92,32 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
         np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
 
 
+@jax.jit
+def slowly(number, matrix):
+    """The same number, most of a second later."""
+    x = jax.lax.fori_loop(0, 300, lambda _, x: x @ matrix, matrix)
+    return number + (x[0, 0] > 5).astype(jnp.int32)
+
+
+def test_an_eager_draw_does_not_wait_for_the_size():
+    """An empty buffer is an error if its size is there, as `init` leaves it; else its rows have no item."""
+    buffer, key, matrix = jr.ReplayBuffer(capacity=4, donate=False), jax.random.key(0), np.zeros((512, 512), np.float32)
+    mixture = jr.Mixture(buffers=(buffer, buffer))
+    empty = buffer.init(tagged(0, 8))
+    calls = {
+        "empty buffer": lambda state: buffer.sample(state, key, 4),
+        "empty buffer;": lambda state: buffer.epoch(state, key, 4, step=0),
+        "empty buffers": lambda state: mixture.sample((state, state), key, 4),
+    }
+    for message, call in calls.items():
+        rejects(message, call, empty)  # compiles it
+        size = slowly(empty.ring.size, matrix)
+        drawn = call(empty.replace(ring=empty.ring.replace(size=size)))
+        assert not size.is_ready()
+        np.testing.assert_array_equal(drawn.indices, [-1] * 4)
+        np.testing.assert_array_equal(drawn.weights, [0] * 4)
+
+
 @pytest.mark.versions
 def test_wrong_arguments():
     buffer, state = replay(jr.Prioritized(), 10)

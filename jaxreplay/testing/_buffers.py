@@ -164,8 +164,8 @@ class _Runs:
         with rule(rules.RANGES):
             named = indices[probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
-        parts = getattr(self.buffer, "_parts", lambda _: [(0, slice(None))])  # of a Mixture: the rows of each source
-        for _, rows in parts(self.batch_size):
+        parts = getattr(self.buffer, "_parts", lambda _: [slice(None)])  # of a Mixture: the rows of each source
+        for rows in parts(self.batch_size):
             check_law(indices[:, rows], probabilities[:, rows])
         old, gone = jax.device_get(get(state, sample.indices)), np.zeros(self.batch_size, bool)
         with rule(rules.HANDLES):

@@ -59,7 +59,7 @@ class Index:
 
         Args:
           state: the sampler's state.
-          slots: int32 [B] in [0, capacity]; the capacity marks a row to ignore.
+          slots: int32 [B]; outside [0, capacity) they are ignored. The capacity marks a row that is masked.
           leaves: float32 [B].
           is_new: True for insertions (static): distinct slots in their order, also those that may not be drawn. False
             for updates: the last occurrence of a repeated slot counts.

@@ -199,8 +199,7 @@ class ByPriority(Sampler[State]):
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
         if spent is not None:
             leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
-        slots = jnp.where(accepted, slots, state.tree.capacity)
-        tree = self.index.write(state, slots, leaves, is_new=False)
+        tree = self.index.write(state, slots, leaves, is_new=False, mask=accepted)
         updates = ring.saturating_add(state.updates, is_update.astype(jnp.int32))
         return dataclasses.replace(state, tree=tree, updates=updates)
 

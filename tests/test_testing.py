@@ -423,7 +423,8 @@ class Unique(jr.samplers.Index):
     def init(self, capacity, **named):
         return Row(jnp.zeros(capacity))
 
-    def write(self, state, slots, leaves, *, is_new):
+    def write(self, state, slots, leaves, *, is_new, mask=True):
+        slots = jnp.where(mask, slots, state.tree.capacity)
         return Row(state.tree.leaves.at[slots].set(leaves, mode="drop", unique_indices=True))
 
     def get(self, state, slots):

@@ -144,11 +144,10 @@ class ByPriority(Sampler[State]):
         self, state: State, slots: jax.Array, drawable: jax.Array, *, td_errors: Any = None, axis_name: Any = None
     ) -> State:
         index, capacity = self.index, state.tree.capacity
-        slots = jnp.where(slots >= 0, slots, capacity)
         drawable = checks.check_mask(drawable, slots.shape, "drawable")
         known, found = jnp.zeros(slots.shape, bool), jnp.zeros(slots.shape, jnp.float32)
         if td_errors is not None:
-            has_error = drawable & (slots < capacity) & ~jnp.isnan(td_errors)
+            has_error = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
             state, found, known, _ = self._learn(state, td_errors, has_error, axis_name)
         new: Any = self.max_priority
         new = {"ever": state.max_priority, "stored": 1.0}.get(new, new)
@@ -200,8 +199,7 @@ class ByPriority(Sampler[State]):
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
         if spent is not None:
             leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
-        slots = jnp.where(accepted & (slots >= 0), slots, state.tree.capacity)
-        tree = self.index.write(state, slots, leaves, is_new=False)
+        tree = self.index.write(state, slots, leaves, is_new=False, mask=accepted)
         updates = ring.saturating_add(state.updates, is_update.astype(jnp.int32))
         return dataclasses.replace(state, tree=tree, updates=updates)
 

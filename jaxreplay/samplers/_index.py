@@ -54,15 +54,16 @@ class Index:
         """
         return sum_tree.init(capacity, track_minimum=track_minimum, track_maximum=track_maximum)
 
-    def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool) -> Any:
+    def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool, mask: Any = None) -> Any:
         """Write leaves.
 
         Args:
           state: the sampler's state.
-          slots: int32 [B] in [0, capacity]; the capacity marks a row to ignore.
+          slots: int32 [B]; outside [0, capacity) they are ignored.
           leaves: float32 [B].
           is_new: True for insertions (static): distinct slots in their order, also those that may not be drawn. False
             for updates: the last occurrence of a repeated slot counts.
+          mask: bool [B] for updates; rows where it is False are ignored.
 
         Examples:
           >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
@@ -70,7 +71,7 @@ class Index:
           >>> index.masses(state.replace(tree=tree)).tolist()
           [0.0, 0.0, 1.0, 0.0]
         """
-        return sum_tree.update(state.tree, slots, leaves, unique_indices=is_new)
+        return sum_tree.update(state.tree, slots, leaves, mask=mask, unique_indices=is_new)
 
     def emptied(self, state: Any) -> Any:
         """All leaves 0 again, in place where XLA can.

@@ -1,4 +1,4 @@
-"""Files that are on the disk once a call returns, folders that one writer locks, and descriptions of what is in them.
+"""Durable files, folders that one writer locks, and descriptions of what they hold.
 
 Nothing is read through a link, or from what is no regular file.
 """
@@ -69,7 +69,7 @@ def digest(content: Any) -> str:
 
 
 def write(path: str, *pieces: Any) -> int:
-    """Write a new file of some buffers of bytes and make it durable; its size."""
+    """Write a new file of some buffers of bytes and make it durable; return its size."""
     size = 0
     with io.FileIO(path, "x") as file:
         for left in map(memoryview, pieces):
@@ -81,7 +81,7 @@ def write(path: str, *pieces: Any) -> int:
 
 
 def opened(path: str) -> io.FileIO:
-    """A regular file to be read; a `ValueError` if it is none. It follows no link, and waits for nothing."""
+    """Open a regular file for reading; a `ValueError` if it is none. Follows no link, and waits for nothing."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
@@ -90,7 +90,7 @@ def opened(path: str) -> io.FileIO:
 
 
 def read(path: str, limit: int) -> bytes:
-    """A regular file of at most `limit` bytes."""
+    """Read a regular file of at most `limit` bytes."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise ValueError(f"{os.path.basename(path)!r} is too large")
@@ -111,7 +111,7 @@ def reported(
 
 
 def check_size(path: str, size: int) -> None:
-    """A `ValueError` if there is no file of this size."""
+    """Raise a `ValueError` if there is no file of this size."""
     with reported(f"{path}: is missing or has changed"), opened(path) as file:
         if (found := os.fstat(file.fileno()).st_size) != size:
             raise ValueError(f"{found} bytes instead of {size}")

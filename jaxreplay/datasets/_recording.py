@@ -1,4 +1,4 @@
-"""Experience on the disk: a recorder appends rows to a folder, in parts that any program reads, and `load` reads them.
+"""Recordings: `Recorder` appends rows to a folder, in parts that any program can read, and `load` reads them back.
 
 FOLDER/part_00000007/description.json  structure, types and number of its rows, its first row in the recording, sizes
                                        and CRC-32 of its files, and whether a recorder began with it
@@ -38,7 +38,7 @@ LOOK_AGAIN = 0.2  # seconds; a waiting thread then hears signals
 
 
 class Recorder(contextlib.AbstractContextManager):
-    """Recorded rows of `SequenceBuffer.add`, appended to a folder of plain `.npy` files.
+    """Appends the rows of `SequenceBuffer.add` to a folder of plain `.npy` files.
 
     Rows are copied and written in parts, each by a thread in the background. A full part waits for the one before it,
     and `add` with it, so memory is that of two parts. A part is on the disk, all of it, or not there: whatever cuts the
@@ -196,7 +196,7 @@ class _Rows:
         self._write()
 
     def _end_part(self, is_part: bool = True) -> None:
-        """Begin another part, once the one before is written or could not be."""
+        """Begin another part, once the writing of the one before has ended."""
         if self._thread:
             self._thread.join()
         if is_part:
@@ -237,7 +237,7 @@ class _Rows:
 
 
 def load(folder: str | os.PathLike[str], *, start: int = 0, stop: int | None = None) -> Steps:
-    """Rows of a recording, from row of time `start` to before `stop`, also while a recorder writes.
+    """Read rows of a recording, from time `start` to before `stop`, also while a recorder writes.
 
     Only files of the parts with these rows are read, straight into the result, and each is compared with its CRC-32.
     Rows go to `SequenceBuffer.add`, and to `transitions` if they have the names of `Steps`.
@@ -328,7 +328,7 @@ def _empty(content: dict[str, Any], length: int) -> tuple[dict[str, np.ndarray],
 
 
 def _write_files(arrays: dict[str, np.ndarray], folder: str) -> dict[str, list[int]]:
-    """Write the files of a part; their sizes and CRC-32."""
+    """Write the files of a part; return their sizes and CRC-32."""
     pieces, sums = {}, {}
     for name, array in arrays.items():
         is_plain, header = array.dtype.isbuiltin < 2, io.BytesIO()  # 2: NumPy's format has no name for it
@@ -368,7 +368,7 @@ def _described(folder: str, number: int) -> dict[str, Any]:
 
 
 def _check(*, recording: int, rows: str, types: dict, files: dict, first: int, length: int, begins: bool) -> None:
-    """Check that `write` may have described a part so, before anything is made of its size."""
+    """Check that a recorder may have described a part so, before any memory of its size is asked for."""
     names, counts = [ENDS, *jax.tree.leaves(ast.literal_eval(rows))], [first, length, *itertools.chain(*files.values())]
     if recording != FORMAT or not names == [*types] == [*files] or {*map(type, counts)} != {int}:
         raise ValueError("it is of another version or program")

@@ -19,7 +19,7 @@ FLAGS = ("terminated", "truncated", "done", "dones", "terminal", "terminals", "t
 
 
 def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None = None) -> Steps:
-    """Rows of a vault, without flashbax; T rows of its B streams.
+    """Read a vault, without flashbax: T rows of its B streams.
 
     Experience with `observation`, `action`, `reward` and `terminated` becomes the rows of `Steps`, with `truncated` and
     `step` added if it lacks them. A vault has no row for the last observation of a truncated episode, so its last step

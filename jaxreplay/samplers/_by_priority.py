@@ -1,4 +1,4 @@
-"""ByPriority: the books of a sampler with priorities, over an index of slots that draws."""
+"""ByPriority: what all samplers with priorities share (the books), over an index that draws."""
 
 import contextlib
 import dataclasses
@@ -101,8 +101,8 @@ class ByPriority(Sampler[State]):
     """Base of samplers with priorities: it keeps the books, and its `index` draws. A subclass has another index.
 
     The books are all that such samplers share: priorities of TD errors, the largest, rejected TD errors, settings of a
-    sweep, updates, spent slots, shards, `clear`, `migrate` and weights. Its fields are those of `Prioritized`, of which
-    the index is a sum tree. The one below never draws slots with less than half of the largest leaf. See
+    sweep, updates, spent slots, shards, `clear`, `migrate` and weights. Its fields are those of `Prioritized`, whose
+    index is a sum tree. The one below never draws slots with less than half of the largest leaf. See
     `jaxreplay.samplers.Index`.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Index: a leaf for each slot, and a distribution over slots that follows from the leaves."""
+"""Index: keeps a leaf for each slot, and draws slots by the leaves."""
 
 import dataclasses
 from typing import Any
@@ -41,7 +41,7 @@ class Index:
     is_proportional = property(lambda self: type(self).masses is Index.masses, doc="True if the masses are the leaves.")
 
     def init(self, capacity: int, *, track_minimum: bool = False, track_maximum: bool = False) -> Any:
-        """All leaves 0.
+        """Make the arrays; all leaves are 0.
 
         Args:
           capacity: number of slots.
@@ -55,7 +55,7 @@ class Index:
         return sum_tree.init(capacity, track_minimum=track_minimum, track_maximum=track_maximum)
 
     def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool, mask: Any = None) -> Any:
-        """Write leaves.
+        """Set leaves.
 
         Args:
           state: the sampler's state.

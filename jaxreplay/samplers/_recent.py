@@ -1,4 +1,4 @@
-"""Recent: newer items more often, by a power of their rank.
+"""Recent: draws newer items more often, by a power of their rank.
 
 **Distribution.** The integral of the power: rank k, from 1 for the oldest of N items, has probability
 (k^q - (k - 1)^q) / N^q with q = power + 1.
@@ -22,7 +22,7 @@ from jaxreplay.samplers._weights import weights_of
 
 @checks.config
 class Recent(Sampler[None]):
-    """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
+    """Draws newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
     Rank k has the probability (k^q - (k - 1)^q) / N^q with q = power + 1, the integral of the power. A draw costs
     O(batch_size) and stores nothing per item. Related: ERE (Wang and Ross 2019, Boosting Soft Actor-Critic:

@@ -34,7 +34,7 @@ def n_step_transitions(
     flush: bool = False,
     max_n: int | None = None,
 ) -> tuple[TransitionBatch, jax.Array]:
-    """The transitions of a whole rollout in one vectorised pass.
+    """Extract the n-step transitions of a whole rollout, in one vectorised pass.
 
     The result equals the concatenated results of `NStep.add`, called step by step. Row t * num_envs + e is emitted by
     step t of environment e, so rows of the first n - 1 steps are not valid. With `flush`, the n * num_envs rows of

@@ -112,8 +112,8 @@ def reported(
 
 def check_size(path: str, size: int) -> None:
     """Raise a `ValueError` if there is no file of this size."""
-    with reported(f"{path}: is missing or has changed"), opened(path) as file:
-        if (found := os.fstat(file.fileno()).st_size) != size:
+    with reported(f"{path}: is missing or has changed"):
+        if (found := os.lstat(path).st_size) != size:
             raise ValueError(f"{found} bytes instead of {size}")
 
 

@@ -58,14 +58,13 @@ def record(folder, *adds, **named):
             recorder.add(rows, ends)
 
 
-def check_numbered(steps, least=0):
-    """They are rows 0, 1, 2, ... of `numbered`, and at least so many; an end more where it was resumed."""
-    length = len(steps.ends)
-    rows, ends = numbered(0, length)
+def check_numbered(steps, least=0, first=0):
+    """They are rows `first`, `first` + 1, ... of `numbered`, to `least` at least; an end more where it was resumed."""
+    rows, ends = numbered(first, len(steps.ends))
     assert all(np.array_equal(steps.rows[name], rows[name]) for name in rows)
     assert not (ends & ~steps.ends).any()
-    assert length >= least
-    return length
+    assert first + len(ends) >= least
+    return first + len(ends)
 
 
 def bits(tree):
@@ -191,7 +190,7 @@ def test_a_call_that_fails_adds_nothing_and_the_next_one_all(tmp_path, number, m
             break
     assert first > 30
     assert {error.errno for error in refused} == {number}
-    assert len(refused) > 10
+    assert len(refused) > (10 if more else 5)  # in the background one is not heard
 
 
 def test_a_full_disk(tmp_path):
@@ -217,10 +216,10 @@ def test_a_part_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     assert len(parts) > 2
 
 
-def record_for_ever(path, connection):
+def record_for_ever(path, first, connection):
     """Record rows of growing time; tell how many were added, and how many `flush` has made durable."""
     interruptible()
-    rng, length = random.Random(), check_numbered(jr.datasets.load(path))
+    rng, length = random.Random(), check_numbered(jr.datasets.load(path, start=first), first=first)
     with contextlib.suppress(KeyboardInterrupt), jr.datasets.Recorder(path, part_bytes=20_000) as recorder:
         while True:
             connection.send(("durable", length))
@@ -235,20 +234,25 @@ def record_for_ever(path, connection):
 @pytest.mark.parametrize("each", [2, rarely(100)])
 def test_recorders_that_are_killed_at_random_moments(tmp_path, children, each):
     """Finished parts are whole. After Ctrl-C all added rows are there, also those of the interrupted call."""
-    path, rng, torn = tmp_path / "run", random.Random(0), 0
+    path, rng, torn, first = tmp_path / "run", random.Random(0), 0, 1
+
+    def check(least):
+        return check_numbered(jr.datasets.load(path, start=first), least, first)  # all that the child has recorded
+
     record(path, numbered(0, 1))
     for number in [signal.SIGKILL, signal.SIGINT] * each:
-        child = Child(children, record_for_ever, path)
+        child = Child(children, record_for_ever, path, first)
         child.wait("durable", 1)
         until = time.monotonic() + 0.3 * rng.random()
         while time.monotonic() < until:
-            check_numbered(jr.datasets.load(path), least=child.last["durable"])
+            check(child.last["durable"])
             child.read()
         os.kill(child.process.pid, number)
         assert child.ended() == (-number if number == signal.SIGKILL else 0), "it does not end"
-        least = child.last["durable" if number == signal.SIGKILL else "added"]
-        assert check_numbered(jr.datasets.load(path), least) <= max(child.last["begun"], child.last["durable"])
-        torn += (path / "part.new").exists()
+        length = check(child.last["durable" if number == signal.SIGKILL else "added"])
+        assert length <= max(child.last["begun"], child.last["durable"])
+        torn, first = torn + (path / "part.new").exists(), length
+    assert check_numbered(jr.datasets.load(path)) == length
     assert torn or each < 10
 
 

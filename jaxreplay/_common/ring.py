@@ -9,7 +9,6 @@ Sources of a mixture share it too: `Ring.named` makes their handles, modulo a di
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -181,11 +180,6 @@ def init(capacity: int, num_rings: int = 1) -> Ring:
 def num_shards(axis_name: str | None) -> int:
     """Number of shards along a mapped axis; 1 without one."""
     return 1 if axis_name is None else jax.lax.axis_size(axis_name)
-
-
-def reduced(collective: Callable[..., Any], x: Any, axis_name: str | None) -> Any:
-    """x reduced over all shards by a collective such as `jax.lax.psum`."""
-    return x if axis_name is None else collective(x, axis_name)
 
 
 @functools.partial(jax.jit, static_argnums=1)

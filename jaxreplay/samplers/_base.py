@@ -143,7 +143,13 @@ class Sampler(abc.ABC, Generic[S]):
         """
 
     def insert(
-        self, state: S, slots: jax.Array, drawable: jax.Array, *, td_errors: Any = None, axis_name: str | None = None
+        self,
+        state: S,
+        slots: jax.Array,
+        drawable: jax.Array,
+        *,
+        td_errors: jax.Array | None = None,
+        axis_name: str | None = None,
     ) -> S:
         """State after writes to slots.
 
@@ -250,7 +256,14 @@ class Sampler(abc.ABC, Generic[S]):
         """
 
     def update(
-        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: Any, *, spent: Any = None, axis_name: Any = None
+        self,
+        state: S,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        *,
+        spent: jax.Array | None = None,
+        axis_name: str | None = None,
     ) -> S:
         """State after an update with TD errors.
 

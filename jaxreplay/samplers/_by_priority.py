@@ -154,7 +154,7 @@ class ByPriority(Sampler[State]):
         leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
         if self.max_priority == "stored":
             largest = jnp.maximum(index.maximum(state), jnp.max(found, where=known, initial=0.0))
-            largest = ring.reduced(jax.lax.pmax, largest, axis_name)
+            largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=index.write(state, slots, leaves, is_new=True))

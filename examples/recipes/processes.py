@@ -1,51 +1,56 @@
-"""Actors in processes: each sends rows by a pipe; the learner owns the replay."""
+"""Gymnasium in processes without JAX; each sends rows by a pipe to the learner."""
 
 import multiprocessing
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-import jaxreplay as jr
 
+def act(pipe, seed):  # a process of NumPy alone: eight walks on a frozen lake
+    import gymnasium as gym
 
-def act(pipe, seed):  # a process of NumPy alone: eight walkers in a corridor
-    rng, q, place = np.random.default_rng(seed), np.zeros((6, 2)), np.zeros(8, int)
+    rng, q, resets = np.random.default_rng(seed), np.zeros((16, 4)), np.zeros(8, bool)
+    kwargs = {"vectorization_mode": "sync", "is_slippery": False}
+    envs = gym.make_vec("FrozenLake-v1", 8, **kwargs)
+    place, _ = envs.reset(seed=seed)
     with suppress(EOFError, ConnectionError):  # the learner has ended
         while True:
             rows = []
             for _ in range(16):
-                action = np.argmax(q[place] + rng.gumbel(0, 0.02, (8, 2)), axis=1)
-                next_place = np.clip(place + 2 * action - 1, 0, 5)
-                terminated = next_place == 5
-                rows.append((place, action, terminated, next_place))
-                place = np.where(terminated, 0, next_place)
+                action = np.argmax(q[place] + rng.gumbel(0, 0.02, (8, 4)), axis=1)
+                next_place, reward, terminated, truncated, _ = envs.step(action)
+                # A call after an end only resets.
+                rows.append((place, action, reward, terminated, next_place, ~resets))
+                place, resets = next_place, terminated | truncated
             pipe.send([np.concatenate(leaves) for leaves in zip(*rows, strict=True)])
             q = pipe.recv()
 
 
-def serve(pipe):  # the learner's thread for one actor; if the actor dies, all ends
-    with shared.worker(), pipe:
-        while True:
-            rows = pipe.recv()
-            rewards.append(rows[2].mean())
-            shared.add(rows)  # waits while ahead
-            pipe.send(np.asarray(q))
+if __name__ == "__main__":  # actors import this file too, but not what is below
+    import jax
+    import jax.numpy as jnp
 
+    import jaxreplay as jr
 
-@jax.jit
-def learn(q, place, action, terminated, next_place):
-    target = terminated + 0.9 * ~terminated * q[next_place].max(axis=1)
-    return q.at[place, action].add(0.1 * (target - q[place, action]))
+    @jax.jit
+    def learn(q, place, action, reward, terminated, next_place):
+        target = reward + 0.9 * ~terminated * q[next_place].max(axis=1)
+        return q.at[place, action].add(0.1 * (target - q[place, action]))
 
+    def serve(pipe):  # the learner's thread for one actor; if the actor dies, all ends
+        with shared.worker(), pipe:
+            while True:
+                *rows, mask = pipe.recv()
+                rewards.append(rows[2].sum() / max(rows[3].sum(), 1))
+                shared.add(rows, mask=mask)  # waits while ahead
+                pipe.send(np.asarray(q))
 
-if __name__ == "__main__":  # actors import this file too
     buffer, one = jr.ReplayBuffer(capacity=10_000), np.zeros(1, int)
-    shared = jr.Shared(buffer, buffer.init([one, one, one > 0, one]), ratio=8)
-    q, rewards, spawn = jnp.zeros((6, 2)), [], multiprocessing.get_context("spawn")
+    rows = one, one, np.zeros(1), one > 0, one
+    shared = jr.Shared(buffer, buffer.init([*rows]), ratio=8)
+    q, rewards, spawn = jnp.zeros((16, 4)), [], multiprocessing.get_context("spawn")
     # Only the learner hears Ctrl-C: a child goes on ignoring what its parent ignored.
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipes, ends = zip(spawn.Pipe(), spawn.Pipe(), strict=True)
@@ -57,4 +62,5 @@ if __name__ == "__main__":  # actors import this file too
         threads.map(serve, pipes)
         for t in range(1_000):
             q = learn(q, *shared.sample(jax.random.key(t), batch_size=64).items)
-    print(f"mean reward {rewards[0]:.2f}, then {np.mean(rewards[-9:]):.2f} of 0.2")
+    last = np.mean(rewards[-9:])
+    print(f"episodes that reach the goal: {rewards[0]:.2f}, then {last:.2f}")

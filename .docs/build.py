@@ -34,6 +34,18 @@ INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)(?:#([^)\s]+))?\) <!-- included -
 DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)
 NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
 NOT_SEARCHED = "---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"  # with room for 120 columns
+BOOSTS = {  # of pages in the search, the first that fits: what answers a question is before what lists names
+    "guides/authors": 0.5,
+    "reference/authors": 0.25,
+    "reference/": 0.5,
+    "faq": 3,
+    "buffers": 2,
+    "guides/": 2,
+    "benchmark": 0.25,
+    "changelog": 0.25,
+    "contributing": 0.25,
+    "examples/": 0.25,
+}
 HEAD = re.compile(r"^::: jaxreplay\.(\S+\._\w+|curricula\.scores)$", re.MULTILINE)
 OF_HEAD = r"\g<0>\n    options: {members: [], show_root_heading: false, show_root_toc_entry: false}"
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
@@ -80,6 +92,14 @@ def text_of(path: str) -> str:
 def is_searched(path: str) -> bool:
     """Whether a page is for the site's search: not programs, and not tables of figures."""
     return path.endswith(".md") and "/results/" not in path
+
+
+def searched(path: str) -> str:
+    """How the search takes a page: its front matter, where there is something to say."""
+    if not is_searched(path):
+        return NOT_SEARCHED
+    boost = next((boost for start, boost in BOOSTS.items() if place_of(path).startswith(start)), None)
+    return f"---\nsearch:\n  boost: {boost}\n---\n" if boost else ""
 
 
 def resolved(path: str, base: str) -> str:
@@ -169,7 +189,7 @@ def stage() -> None:
         target = OUT / "pages" / place_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.endswith((".md", ".py", ".ipynb")):
-            target.write_text(("" if is_searched(path) else NOT_SEARCHED) + staged(path, entries))
+            target.write_text(searched(path) + staged(path, entries))
         else:
             shutil.copyfile(ROOT / path, target)
 

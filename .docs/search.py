@@ -1,10 +1,15 @@
-"""The site's search is asked what a newcomer would ask; the right page must be among the first three."""
+"""The site's search is asked what a newcomer would ask; the right page must be among the first three.
+
+What helps all questions, also those that nobody lists: `BOOSTS` of build.py, the separator of mkdocs.yml, which drops
+words without a meaning, and the headings of the FAQ, which are questions.
+"""
 
 import json
 import pathlib
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import lunr
@@ -67,6 +72,36 @@ QUERIES = {  # and the pages that answer, one of which is enough
     "staleness": ["guides/rollouts/", "guides/draws/", "evidence/"],
     "preempted": ["guides/rollouts/"],
     "NaN": ["faq/", "guides/priorities/"],
+    # Whole questions.
+    "how do I clear the buffer": ["faq/", "buffers/", "reference/replay_buffer/"],
+    "what happens with NaN priorities": ["faq/", "guides/priorities/"],
+    "does it support dict observations": ["faq/"],
+    "GPU out of memory": ["guides/memory/", "faq/"],
+    "difference with flashbax trajectory buffer": ["coming_from/flashbax/"],
+    "multi agent shared reward": ["guides/truncation/", "recipes/agents/", "faq/"],
+    "mask illegal actions": ["faq/"],
+    "normalize rewards": ["faq/"],
+    "actors in other processes": ["guides/threads/", "recipes/agents/", "faq/"],
+    "resume a preempted run": ["guides/checkpoints/", "guides/rollouts/", "faq/"],
+    "are runs deterministic": ["faq/", "guides/checkpoints/"],
+    "increase the capacity later": ["faq/", "guides/checkpoints/"],
+    "anneal beta": ["faq/", "guides/priorities/"],
+    "remove an item from the buffer": ["faq/"],
+    "frame stacking atari": ["guides/sequences/", "recipes/deep-q/", "faq/"],
+    "GAE lambda returns": ["faq/", "guides/truncation/"],
+    "why is the first call slow": ["faq/", "speed/"],
+    "float64 support": ["faq/"],
+    "variable length episodes": ["faq/", "guides/sequences/"],
+    "how do I seed": ["faq/"],
+    "number of items in the buffer": ["faq/", "buffers/", "reference/replay_buffer/"],
+    "sample with replacement": ["guides/draws/", "reference/samplers/", "buffers/"],
+    "importance weights in the loss": ["faq/", "guides/priorities/"],
+    "save to disk": ["guides/checkpoints/", "guides/datasets/"],
+    "which python version": ["faq/", "index"],
+    "sampling before the buffer is full": ["faq/", "guides/scan/"],
+    "rewards arrive later": ["guides/writes/"],
+    "draw the newest items": ["guides/draws/", "faq/"],
+    "use several GPUs": ["guides/devices/"],
 }
 
 
@@ -84,8 +119,8 @@ def check(site: pathlib.Path) -> list[str]:
 def finder(index: dict[str, Any]) -> Callable[[str], list[str]]:
     """The pages that the site's search finds in a browser, the best first.
 
-    As in Material's worker: each word is a prefix, and any of them is enough. The head of a page counts more, and a
-    section with more of the words.
+    As in Material's worker: each word is a prefix, except before a hyphen, and any of them is enough. The head of a
+    page counts more, and a section with more of the words.
     """
     separator, articles = re.compile(index["config"]["separator"]), set()
     heads = {doc["location"] for doc in index["docs"] if is_head(doc["location"], articles)}
@@ -98,12 +133,16 @@ def finder(index: dict[str, Any]) -> Callable[[str], list[str]]:
     builder = Builder()
     builder.pipeline.add(stop_word_filter)  # and no stemmer, as in the site
     builder.b(0)
-    made = lunr.lunr("location", fields, index["docs"], builder=builder)
+    docs = [(doc, {"boost": doc.get("boost", 1)}) for doc in index["docs"]]
+    made = lunr.lunr("location", fields, docs, builder=builder)
 
     def first(query: str) -> list[str]:
-        terms = [word.lower() for word in separator.split(query) if word]
-        scores = Counter()
-        for result in made.search(" ".join(f"{word}*" for word in terms)):
+        clauses = []
+        for part in query.split():
+            *whole, last = ([word.lower() for word in separator.split(x) if word] for x in part.split("-"))
+            clauses += [*chain(*whole), *(f"{word}*" for word in last)]
+        terms, scores = [clause.removesuffix("*") for clause in clauses], Counter()
+        for result in made.search(" ".join(clauses)):
             page, matched = result["ref"].partition("#")[0] or "index", result["match_data"].metadata
             found = {word: any(x.startswith(word) for x in matched) for word in terms}
             counted = [is_there for word, is_there in found.items() if is_there or stop_word_filter(word)]

@@ -7,6 +7,7 @@ in build/docs/pages:
 - A link marked `<!-- included -->` becomes what it leads to: a section of a page, or a program without its docstring.
 - A name in code, such as `jr.NStep`, becomes a link to its entry in the reference.
 - Of a private module, `::: jaxreplay.buffers._replay`, the reference has the docstring alone.
+- A page of the reference says where its examples start.
 - A folder in the navigation becomes all of its pages.
 
 Then the site is built, where every warning is an error, and every link and every public name is looked up in it.
@@ -48,6 +49,7 @@ BOOSTS = {  # of pages in the search, the first that fits: what answers a questi
 }
 HEAD = re.compile(r"^::: jaxreplay\.(\S+\._\w+|curricula\.scores)$", re.MULTILINE)
 OF_HEAD = r"\g<0>\n    options: {members: [], show_root_heading: false, show_root_toc_entry: false}"
+EXAMPLES = "\nExamples start after [these lines](index.md)."
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
 MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
     "README.md": "index.md",
@@ -179,6 +181,8 @@ def staged(path: str, entries: dict[str, str]) -> str:
             part = LINK.sub(functools.partial(link, base), part)
             part = part if place_of(path) in entries.values() else NAMED.sub(name, part)
         text += part
+    if place_of(path) in entries.values():
+        text = text.replace("\n", f"\n{EXAMPLES}\n", 1)
     return HEAD.sub(OF_HEAD, text)
 
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/dqn.py           # 8 seeds, half a minute on two CPU cores; draws dqn.png
-python examples/agents/dqn.py --short   # a few seconds, to see that it runs
+python examples/agents/dqn.py --short   # half a minute at most, to see that it runs
 """
 
 import argparse
@@ -109,7 +109,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds (8)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
 

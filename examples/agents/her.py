@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/her.py           # 30 bits, 8 seeds, half a minute on two CPU cores; draws her.png
-python examples/agents/her.py --short   # a few seconds, to see that it runs
+python examples/agents/her.py --short   # half a minute at most, to see that it runs
 
 The experiment of Andrychowicz et al. 2017 (Hindsight Experience Replay, arXiv:1707.01495, section 3.1 and figure 1). A
 state and a goal are n bits each, both random at first. An action flips a bit. The reward is 0 if the state equals the
@@ -181,7 +181,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds (8)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/levels.py           # 32 seeds, a minute on two CPU cores; draws levels.png
-python examples/agents/levels.py --short   # a few seconds, to see that it runs
+python examples/agents/levels.py --short   # half a minute at most, to see that it runs
 
 A level has walls, a start and a goal, in a grid of 11 x 11 cells. Its share of walls is uniform from 0 to 1. So most
 levels have no path to the goal, and many others have few walls. The agent sees the 5 x 5 cells around it, the direction
@@ -241,7 +241,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=32, help="number of seeds (32)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, updates = (2, INTERVAL) if args.short else (args.seeds, UPDATES)
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/minatar.py           # 2 seeds, minutes on two CPU cores; draws minatar.png
-python examples/agents/minatar.py --short   # a few seconds, to see that it runs
+python examples/agents/minatar.py --short   # half a minute at most, to see that it runs
 
 A transition needs its first observation and the one n steps later. A ReplayBuffer would store each observation twice.
 Here a SequenceBuffer stores the stream, and a transition is built from n + 1 drawn rows.
@@ -133,7 +133,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds (2)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/multi_device.py           # four GPUs; without any, four devices of the CPU; a minute there
-python examples/agents/multi_device.py --short   # a few seconds, to see that it runs
+python examples/agents/multi_device.py --short   # half a minute at most, to see that it runs
 
 Environments, replay items and the rows of every batch are sharded over the devices; parameters are replicated. The
 agent is the same as in dqn.py, line for line. Only its buffer differs, and the sharding of its state over a mesh.
@@ -147,7 +147,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds (8)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, intervals = (2, 1) if args.short else (args.seeds, STEPS // INTERVAL)
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/nfsp.py           # 16 seeds, ten seconds on two CPU cores; draws nfsp.png
-python examples/agents/nfsp.py --short   # a few seconds, to see that it runs
+python examples/agents/nfsp.py --short   # half a minute at most, to see that it runs
 
 Neural fictitious self-play (Heinrich and Silver 2016, arXiv:1603.01121, section 3) with tables instead of networks.
 Each player learns a best response by Q-learning from a ring of recent transitions. From a second memory, which holds
@@ -173,7 +173,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=16, help="number of seeds (16)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most")
     args = parser.parse_args()
     seeds, steps = (2, 4 * INTERVAL) if args.short else (args.seeds, STEPS)
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/rlpd.py           # 32 seeds, two minutes on two CPU cores; draws rlpd.png
-python examples/agents/rlpd.py --short   # a few seconds, to see that it runs
+python examples/agents/rlpd.py --short   # half a minute at most, to see that it runs
 
 Soft Actor-Critic on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is rewarded
 only at the top, and pays for its actions on the way, so an agent that has not reached the top learns to stand still.
@@ -207,7 +207,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=32, help="number of seeds (32)")
-    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="two seeds, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
 

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/sebulba.py           # 2 seeds, a minute on two CPU cores; draws sebulba.png
-python examples/agents/sebulba.py --short   # a few seconds, to see that it runs
+python examples/agents/sebulba.py --short   # half a minute at most, to see that it runs
 
 Each actor steps Gymnasium environments in a thread of its own and adds transitions to one `Shared`. The main thread
 draws, learns and updates priorities. The ratio of draws to additions makes whoever is ahead wait.
@@ -112,7 +112,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds (2)")
-    parser.add_argument("--short", action="store_true", help="one seed, a few seconds; it does not learn")
+    parser.add_argument("--short", action="store_true", help="one seed, half a minute at most; it does not learn")
     args = parser.parse_args()
     steps, seeds = (6_000, 1) if args.short else (STEPS, args.seeds)
 

@@ -6,7 +6,7 @@ This runs an agent with several values of the constants
 at its top, and writes its final returns into a result file.
 
 python examples/studies/agents.py r2d2_cartpole           # any name of RESULTS
-python examples/studies/agents.py r2d2_cartpole --short   # a few seconds, to see that it runs
+python examples/studies/agents.py r2d2_cartpole --short   # half a minute at most, to see that it runs
 """
 
 import contextlib

@@ -4,7 +4,7 @@ Yes: in the largest buffer, proportional draws need a fourteenth of the updates 
 
 pip install -e '.[examples]'
 python examples/studies/cliffwalk.py           # 2 to 16 states, 20 seeds
-python examples/studies/cliffwalk.py --short   # a few seconds, to see that it runs
+python examples/studies/cliffwalk.py --short   # half a minute at most, to see that it runs
 
 In each of n states the right action leads on and the wrong one ends the episode. Only the right action of the last
 state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, and one of

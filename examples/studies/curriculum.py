@@ -4,7 +4,7 @@ Draws by a score solve nearly all; difficulty pools end where uniform draws do, 
 
 pip install -e '.[examples]'
 python examples/studies/curriculum.py           # all tasks; two kinds of pools; two scores
-python examples/studies/curriculum.py --short   # a few seconds, to see that it runs
+python examples/studies/curriculum.py --short   # half a minute at most, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
 environments. It learns from a group of rollouts in proportion to the variance of the rewards. A group with equal

@@ -4,7 +4,7 @@ With few updates the largest buffer, and on CartPole a large n; with more update
 
 pip install -e '.[examples]'
 python examples/studies/how_large.py           # 20 seeds; figures in how_large.json
-python examples/studies/how_large.py --short   # a few seconds, to see that it runs
+python examples/studies/how_large.py --short   # half a minute at most, to see that it runs
 
 Zhang and Sutton 2017 (A Deeper Look at Experience Replay, arXiv:1712.01275) find that a large buffer can hurt. Fedus et
 al. 2020 (Revisiting Fundamentals of Experience Replay, arXiv:2007.06700) find that it helps, if returns have several

@@ -4,7 +4,7 @@ Yes, where the first experiment found the reward: over training the second one's
 
 pip install -e '.[examples]'
 python examples/studies/rae.py           # a first experiment, and a second one with its replay and without
-python examples/studies/rae.py --short   # a few seconds, to see that it runs
+python examples/studies/rae.py --short   # half a minute at most, to see that it runs
 python examples/studies/rae.py --hold 2 --steps 6000   # a harder task
 
 The agent and the car on a hill of `rlpd.py`, where each action lasts for 3 steps of the car, so that random

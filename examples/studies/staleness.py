@@ -4,7 +4,7 @@ Once, with the best step size; only where generation is very expensive do two us
 
 pip install -e '.[examples]'
 python examples/studies/staleness.py           # groups up to 31 policies old, for four costs of generation
-python examples/studies/staleness.py --short   # a few seconds, to see that it runs
+python examples/studies/staleness.py --short   # half a minute at most, to see that it runs
 
 A group is 8 rollouts of a task, and an update of the policy learns from the newest 64 groups. To generate 64 groups
 costs c times as much as an update. The first policy generates 64 groups, and with reuse k each later one 64 / k. So a

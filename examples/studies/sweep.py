@@ -4,7 +4,7 @@ Yes, and it compiles once, where a program for each setting compiles each time.
 
 pip install -e '.[examples]'
 python examples/studies/sweep.py           # 64 settings, 6 seeds of each
-python examples/studies/sweep.py --short   # a few seconds, to see that it runs
+python examples/studies/sweep.py --short   # half a minute at most, to see that it runs
 
 The settings are all combinations of four values of alpha and of n, two learning rates, and one or two updates per step.
 `jax.vmap` maps the training over them, so each must be a traced array:

@@ -4,7 +4,7 @@ They help a table that gets few updates; with more of them, or with a network, u
 
 pip install -e '.[examples]'
 python examples/studies/when_priorities_help.py           # 100 seeds; figures in when_priorities_help.json
-python examples/studies/when_priorities_help.py --short   # a few seconds, to see that it runs
+python examples/studies/when_priorities_help.py --short   # half a minute at most, to see that it runs
 
 Panahi et al. 2024 (Investigating the Interplay of Prioritized Replay and Generalization, arXiv:2407.09702) find that
 priorities propagate values faster in a table, and gain little or nothing with a network. They learn the values of a

@@ -31,8 +31,8 @@ class Prioritized(ByPriority):
       epsilon: added to |td_error|, at least 0.
       floor: lower bound of |td_error|, at least 0.
       max_priority: priority of new items, before alpha. "ever" is the running maximum, which starts at 1 and never
-        falls. "stored" is the maximum over stored items (1 if there are none) and costs a tree of maxima. A number is
-        used as it is.
+        falls. "stored" is the maximum over stored items (1 if none is above 0) and costs a tree of maxima. A number
+        is used as it is.
       normalize: divide the weights by the largest of the "batch", by the largest of any stored item ("global"), or not
         at all (None).
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The

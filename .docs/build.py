@@ -39,7 +39,7 @@ BOOSTS = {  # of pages in the search, the first that fits: what answers a questi
     "guides/authors": 0.5,
     "reference/authors": 0.25,
     "reference/": 0.5,
-    "faq": 3,
+    "faq": 2,
     "buffers": 2,
     "guides/": 2,
     "benchmark": 0.25,

@@ -21,7 +21,6 @@ DRAWS = {
     "pools, prioritized": None,
 }
 SIZE = "5 floats, N=2^20, B=256"
-NUM_MANY = 7  # cells with many environments
 GPU_PEERS = "flashbax", "cpprb"
 ON_CPU = {f"2^{power}": ("b", power, 256, "vector", 1) for power in (14, 17, 20, 22)}
 ON_GPU = {  # part, log2 of the capacity, batch size, items, seeds
@@ -71,26 +70,12 @@ def compiled_steps(compiled):
         yield cells
 
 
-def many_environments(many):
-    """Microseconds of a prioritized and of a uniform step, and beside them the other ways'."""
-    sizes = "capacity", "batch_size", "num_added"
-    rows = {(row["part"], *(row[name] for name in sizes)): row["libraries"] for row in many["rows"]}
-    for part, *numbers in sorted(rows):
-        if part == "m" and ("n", *numbers) in rows:
-            found, uniform = rows["m", *numbers], rows["n", *numbers]
-            ours = [f"{x['jaxreplay']['us']['median']:,.0f}" for x in (found, uniform)]
-            peers = beside(found["flashbax"]), beside(found["cumsum"]), beside(uniform["flashbax"])
-            yield [*(f"{x:,}" for x in numbers), ours[0], *peers[:2], ours[1], peers[2]]
-
-
 def test_speed_page():
     page = (ROOT / ".docs/pages/speed.md").read_text()
     cpu, gpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "gpu", "compiled"))
-    many = json.loads((RESULTS / "many_environments/cpu.json").read_text())
     tables = steps(cpu, ON_CPU, PEERS), steps(gpu, ON_GPU, GPU_PEERS), ratios(cpu), compiled_steps(compiled)
-    tables = [[*table] for table in (*tables, many_environments(many))]
-    assert [*map(len, tables)] == [len(ON_CPU), len(ON_GPU), len(PARTS), len(DRAWS), NUM_MANY]
-    assert f"{many['date']}, jax {many['versions']['jax']}, {many['cores']} busy cores" in page
+    tables = [[*table] for table in tables]
+    assert [*map(len, tables)] == [len(ON_CPU), len(ON_GPU), len(PARTS), len(DRAWS)]
     assert f"{gpu['date']}, jax {gpu['versions']['jax']}, {gpu['device']}" in page
     for table in tables:
         assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page

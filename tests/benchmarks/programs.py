@@ -260,8 +260,8 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
         return _flashbax(cell, target)
     if cell.kind == "sequence":
         buffer = jr.SequenceBuffer(
-            length=cell.capacity // 16,
-            num_envs=16,
+            length=cell.capacity // cell.num_added,
+            num_envs=cell.num_added,
             sequence_length=SEQUENCE_LENGTH,
             sampler=sampler,
             windows=cell.windows,

@@ -596,6 +596,7 @@ class Lane(twins.Lane):
                 named["ends"] = rng.random(numbers.shape) < rng.choice([0.0, 0.1, 0.3])
             if whole.gaps:
                 named["drawable"] = rng.random(numbers.shape) < 0.9
+            named["mask"] = np.array(rng.random() < 0.9)
             closes = whole.gaps or whole.windows in ("inside", "episodes")
             return {"rows": items(numbers), "named": named} | ({"closed": rng.random(ROWS) < 0.1} if closes else {})
         numbers, mask = self.numbers(ROWS), rng.random(ROWS) < rng.choice([0.0, 0.6, 1.0, 1.0])
@@ -626,6 +627,9 @@ class Lane(twins.Lane):
                 source.end_streams(its["closed"])
                 self.happened["streams closed"] += int(np.sum(its["closed"]))
             if isinstance(self.plan.wholes[k], jr.SequenceBuffer):
+                if not named["mask"]:
+                    self.happened["rollouts masked"] += 1
+                    continue
                 rows, ends = twins.records(its["rows"]["id"]), named.get("ends")
                 new = source.add(rows, ends, named["td_errors"], named.get("drawable"), axis=1)
             else:

@@ -193,6 +193,30 @@ def test_shapes_of_other_axes_are_errors(ours):
         rejects("num_envs=3", jax.eval_shape, buffer.add, state, np.zeros(axes, np.float32))
 
 
+def test_the_names_that_agents_annotate_with(ours):
+    """Of each class of each module of buffers, and what two agents import. The state of a buffer is of its type."""
+    buffer = ours.make_prioritised_trajectory_buffer(2, 4, 2, 1, 2, max_size=16)
+    state, rows = buffer.init(jnp.zeros(3)), jnp.arange(18.0).reshape(2, 3, 3)
+    modules = {name: x for name, x in vars(fbx).items() if name.endswith("_buffer") and not callable(x)}
+    assert len(modules) == 6
+    for name, module in modules.items():
+        kinds = [x for x, kind in vars(module).items() if "Buffer" in x or "Sample" in x]
+        for kind in kinds:
+            assert hasattr(getattr(ours, name), kind) or kind == "SumTreeState", (name, kind)
+    annotation = ours.flat_buffer.TrajectoryBufferState[jax.Array]
+    assert isinstance(buffer, ours.flat_buffer.TrajectoryBuffer)
+    step = jax.jit(lambda state, mask: buffer.add(state, rows, mask))
+    same, state = step(state, False), step(state, True)
+    assert isinstance(state, annotation)
+    assert isinstance(state, ours.trajectory_buffer.BufferState)
+    assert not np.any(same.experience)
+    np.testing.assert_array_equal(state.experience[:, :3], rows)
+    assert isinstance(buffer.set_priorities(state, np.zeros(1, int), np.ones(1)), annotation)
+    narrow = buffer.init(jnp.zeros(3, jnp.bfloat16))
+    rejects("state.experience: stored otherwise here; read a sample", lambda: narrow.experience)
+    rejects("one of max_size and max_length", ours.make_trajectory_buffer, 2, 4, 2, 1, 2)
+
+
 @pytest.mark.slow
 def test_what_differs_is_as_its_head_says(ours):
     key, leaf = jax.random.PRNGKey(0), {}
@@ -211,7 +235,7 @@ def test_what_differs_is_as_its_head_says(ours):
         assert len(np.unique([x.experience for x in found])) == (4 if module is ours else 3)
         broken = buffer.set_priorities(state, buffer.sample(state, key).indices[:1], jnp.array([jnp.nan]))
         assert bool(jnp.all(jnp.isfinite(buffer.sample(broken, key).probabilities))) == (module is ours)
-        assert hasattr(state, "experience") == (module is fbx)
+        np.testing.assert_array_equal(np.sort(state.experience), [[3, 4, 5, 6]])
     np.testing.assert_allclose([leaf[fbx], leaf[ours]], [2 / 4.75, 1 / 2], rtol=1e-5)
     rejects("empty", buffer.sample, empty, key)
     indices, priorities = buffer.sample(state, key).indices, jnp.arange(1.0, 5.0)

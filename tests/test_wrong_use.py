@@ -219,11 +219,16 @@ CASES = [
     ("test_wrong_use.py': .* a file .npz with observations, actions, .* from_arrays", lambda: from_ogbench(__file__)),
     ("path='nowhere.npz': must be a file .npz", lambda: from_ogbench("nowhere.npz")),
     (r"mask: got bool\[2\], expected a row for each of the 4 items", lambda: SHARDED.add(OF_SHARDS, FOUR, mask=NO[0])),
+    (
+        r"mask: got bool\[\d, \d\], expected bool\[\], .*; drawable= is the",
+        lambda: streams().add(OF_STREAMS, STEPS, mask=NO),
+    ),
+    (r"mask: got int32\[\], expected bool\[\], one flag for all", lambda: streams().add(OF_STREAMS, STEPS, mask=1)),
     (r"got float32\[3\], expected a row for each of the 4 indices", lambda: SHARDED.update(OF_SHARDS, SLOTS, ONES)),
     (r"^batch_size=Array.*dtype=key<fry>\) overlaying:\.\.\.: must be an", lambda: REPLAY.sample(STATE, 4, KEY)),
     ("score='learnability': must be a function such as those of", lambda: jr.Tasks(num_tasks=4, score="learnability")),
     (
-        r"'dones'; it takes steps, ends, td_errors, drawable; use ends \(of a buffer\)",
+        r"'dones'; it takes steps, ends, td_errors, drawable, mask; use ends \(of a buffer\)",
         lambda: streams().add(OF_STREAMS, STEPS, dones=NO),
     ),
     ("it takes indices, td_errors; use td_errors", lambda: REPLAY.update(STATE, HANDLES, priorities=ONES)),

@@ -11,23 +11,30 @@ the stored recurrent state, learns from n-step transitions that bootstrap at a t
 priorities (Kapturowski et al. 2019, section 2.3).
 """
 
+import dataclasses
 import functools
+import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import flashbax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import measure
 import memorax_checks
 import optax
-from memorax.algorithms import R2D2, R2D2Config
+from memorax.algorithms import DQN, R2D2, DQNConfig, R2D2Config
 from memorax.buffers import make_prioritised_episode_buffer
 from memorax.buffers.episode_buffer import get_full_start_flags
 from memorax.environments import environment
 from memorax.networks import MLP, RNN, FeatureExtractor, Network, heads
 from memorax.utils import Transition
 from memorax_adapter import BufferState, KeepsFinal, PortedR2D2, Replay, Rows, Sequences
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent / "recipes"))
+import as_flashbax
 
 TASK = "CartPole-v1 without velocities, {buffer_size:,} steps stored, {steps:,} made"
 UNITS = Rows.units
@@ -98,9 +105,22 @@ def learned_value(version: tuple[type[R2D2], Callable]) -> str:
     return f"{learner.train(key, state, 32_000)[2].info['losses/q_value'][-1]:.1f}"
 
 
+def moved(fbx: Any) -> str:
+    """The mean learned value of memorax's DQN, with the buffer of flashbax or of the recipe that has its names."""
+    like = make_agent(ORIGINAL, **{**SETTINGS, "steps": 16_000, "gamma": 0.9, "burn_in_length": 0})
+    config = DQNConfig(**{x.name: getattr(like.cfg, x.name) for x in dataclasses.fields(DQNConfig)})
+    draws = {"sample_batch_size": config.batch_size, "sample_sequence_length": 8, "period": 1}
+    sizes = {"max_size": config.buffer_size, "add_batch_size": config.num_envs, "min_length_time_axis": 8}
+    parts = {name: getattr(like, name) for name in ("env", "env_params", "q_network", "optimizer", "epsilon_schedule")}
+    learner = DQN(cfg=config, buffer=fbx.make_trajectory_buffer(**draws, **sizes), **parts)
+    key, state = learner.warmup(*learner.init(jax.random.key(0)), 1_024)
+    return f"{learner.train(key, state, 16_000)[2].info['losses/q_value'][-1].mean():.1f}"
+
+
 def check() -> dict[str, list[str]]:
     ported = ", ".join(f"{name}: {learned_value(version)}" for name, (version, _) in PORTS.items())
     values = {"mean learned value under a time limit of 5 steps, 10 if correct": [learned_value(ORIGINAL), ported]}
+    values["mean learned value of memorax's DQN, which changes one import"] = [moved(flashbax), moved(as_flashbax)]
     return {**memorax_checks.check(ORIGINAL[1], Sequences), **values}
 
 

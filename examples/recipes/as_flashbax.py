@@ -8,15 +8,20 @@
 - `indices` are handles, not positions: `set_priorities` ignores overwritten sequences.
 - A new sequence gets the largest priority so far. flashbax rounds its power down.
 - A NaN priority is ignored, and of a negative one the absolute value counts.
-- A state has fields of its own, no `experience`, `current_index` and `is_full`.
+- A state has fields of its own; `experience` reads all rows, in flashbax's axes. Its
+  type, and those of buffers and samples, have the names that agents annotate with.
+- `add(state, batch, mask)` takes a flag in place of a `lax.cond` around it.
 - `sample` of an empty buffer is an error, unless compiled by the caller. A batch may
   be larger than the buffer. `device` is ignored.
 - Mixers and queues are `jr.Mixture`, and `newest` of a buffer.
 """
 
 import collections
+import dataclasses
+import types
 
 import chex
+import flax
 import jax
 import jax.numpy as jnp
 
@@ -26,6 +31,22 @@ Sample = collections.namedtuple("Sample", "experience indices probabilities")
 ExperiencePair = collections.namedtuple("ExperiencePair", "first second")
 
 
+@flax.struct.dataclass(kw_only=True)
+class State(jr.buffers.SequenceState):
+    __class_getitem__ = classmethod(lambda cls, _: cls)  # in annotations
+
+    @property
+    def experience(self):
+        """Rows [num_envs, T, ...], zeros where none is stored."""
+
+        def leaf(x):
+            if isinstance(x, jax.Array):
+                return x.swapaxes(0, 1)
+            raise ValueError("state.experience: stored otherwise here; read a sample.")
+
+        return jax.tree.map(leaf, self.storage, is_leaf=lambda x: hasattr(x, "shape"))
+
+
 @chex.dataclass(frozen=True)
 class Buffer:
     init: object
@@ -33,6 +54,18 @@ class Buffer:
     sample: object
     can_sample: object
     set_priorities: object
+
+    __class_getitem__ = classmethod(lambda cls, _: cls)
+
+
+names = {"BufferState": State, "BufferSample": Sample, "ExperiencePair": ExperiencePair}
+for kind in ("Trajectory", "PrioritisedTrajectory"):
+    names |= {kind + "Buffer": Buffer, kind + "BufferState": State}
+    names |= {kind + "BufferSample": Sample}
+names |= {"TransitionSample": Sample, "PrioritisedTransitionSample": Sample}
+trajectory_buffer = flat_buffer = item_buffer = types.SimpleNamespace(**names)
+prioritised_trajectory_buffer = prioritised_flat_buffer = trajectory_buffer
+prioritised_item_buffer = trajectory_buffer
 
 
 def make(to_rows, to_sample, batch_size, min_rows, **settings):
@@ -44,10 +77,13 @@ def make(to_rows, to_sample, batch_size, min_rows, **settings):
 
     def init(experience):
         rows = jax.tree.map(lambda x: jnp.full(lead + jnp.shape(x), x), experience)
-        return buffer.init(rows)
+        state = buffer.init(rows)
+        fields = {x.name: getattr(state, x.name) for x in dataclasses.fields(state)}
+        return State(**fields)
 
-    def add(state, batch):
-        return buffer.add(state, jax.tree.map(lambda x: to_rows(jnp.asarray(x)), batch))
+    def add(state, batch, mask=None):
+        rows = jax.tree.map(lambda x: to_rows(jnp.asarray(x)), batch)
+        return buffer.add(state, rows, mask=mask)
 
     def sample(state, rng_key):
         found = buffer.sample(state, rng_key, batch_size)
@@ -60,8 +96,8 @@ def make(to_rows, to_sample, batch_size, min_rows, **settings):
     def set_priorities(state, indices, priorities):
         return buffer.update(state, indices, priorities)
 
-    named = {"can_sample": can_sample, "set_priorities": set_priorities}
-    return Buffer(init=init, add=add, sample=sample, **named)
+    more = {"can_sample": can_sample, "set_priorities": set_priorities}
+    return Buffer(init=init, add=add, sample=sample, **more)
 
 
 def make_trajectory_buffer(
@@ -74,6 +110,8 @@ def make_trajectory_buffer(
     max_length_time_axis=None,
     **sampler,
 ):
+    if (max_size is None) == (max_length_time_axis is None):
+        raise ValueError("give one of max_size and max_length_time_axis.")
     length = max_length_time_axis or max_size // add_batch_size
     if sampler:
         length -= length % period  # as flashbax

@@ -179,11 +179,13 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
     return found
 
 
-def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", xp: Any = jnp) -> jax.Array:
-    """`mask` as an array of `xp`, `jnp` or `np`; a `ValueError` if it is not bool of `shape`."""
+def check_mask(
+    mask: Any, shape: tuple[int, ...], name: str = "mask", xp: Any = jnp, rule: str = "one flag per row"
+) -> jax.Array:
+    """`mask` as an array of `xp`, `jnp` or `np`; a `ValueError` that states `rule` if it is not bool of `shape`."""
     mask = xp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
-        raise ValueError(f"{name}: got {type_text(mask)}, expected bool{list(shape)}, one flag per row.")
+        raise ValueError(f"{name}: got {type_text(mask)}, expected bool{list(shape)}, {rule}.")
     return mask
 
 

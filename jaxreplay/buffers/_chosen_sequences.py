@@ -47,29 +47,32 @@ def init(buffer: Any) -> ChosenSequences:
     return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
-def advance(buffer: Any, state: Any, flags: jax.Array, completed: Any, wait: Any, td_errors: Any) -> ChangedSlots:
+def advance(
+    buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: Any, wait: Any, td_errors: Any
+) -> ChangedSlots:
     """The change by new rows; see `_every_sequence.advance`."""
     (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer._num_slots
     # Rows of the sequences that these rows may complete, counted from the first new row.
     last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
     first = last - buffer.sequence_length + 1
     may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
+    may_be_drawn, so_far = may_be_drawn & (count > 0), jnp.where(count > 0, so_far, state.windows.so_far)
     cursor = state.rows.inserted % length
     most = min(last.size * num_envs, num_slots)
-    old, gone = _overwritten(buffer, state, cursor, num_steps, most)
+    old, gone = _overwritten(buffer, state, cursor, count, most)
     sequences = state.ring.after(gone)
-    new, count = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
+    new, num_new = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     kept = layouts.write(state.windows.first, new, places.reshape(-1))
     left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
     # A slot that a sequence leaves and another enters counts as entered only.
-    entered = ring.wrap_negative(old - sequences.inserted % num_slots, num_slots) < count
+    entered = ring.wrap_negative(old - sequences.inserted % num_slots, num_slots) < num_new
     old = jnp.where(gone & ~entered, old, num_slots)
     if td_errors is not None:
         td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
     return ChangedSlots(
-        left.advance(count),
+        left.advance(num_new),
         ChosenSequences(kept, so_far),
         jnp.concatenate([new, old]),
         jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
@@ -184,18 +187,20 @@ def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) 
     return found if flags.dtype == jnp.bool_ else found & ~is_gap(flags_at(time))
 
 
-def _overwritten(buffer: Any, state: Any, cursor: jax.Array, num_steps: int, most: int) -> tuple[jax.Array, jax.Array]:
+def _overwritten(
+    buffer: Any, state: Any, cursor: jax.Array, count: jax.Array, most: int
+) -> tuple[jax.Array, jax.Array]:
     """Slots of the oldest sequences, int32 [most]; and True if new rows overwrite the sequence, bool [most].
 
     Args:
       buffer: a `SequenceBuffer`.
       state: its state before the rows are written.
       cursor: int32 [], the first row that is written.
-      num_steps: number of new rows, at most `length`.
+      count: number of new rows, at most `length`.
       most: upper bound on the number of sequences overwritten.
     """
     position = jnp.arange(most, dtype=jnp.int32)
     slots = state.ring.live().slots(position)
     row, _ = starts(buffer, state, slots)
     until = ring.wrap_negative(row - cursor, buffer.length)
-    return slots, (position < state.ring.size) & (until < num_steps)
+    return slots, (position < state.ring.size) & (until < count)

@@ -36,7 +36,7 @@ def init(buffer: Any) -> None:
 
 
 def advance(
-    buffer: Any, state: Any, flags: jax.Array, completed: jax.Array, wait: jax.Array, td_errors: Any
+    buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: jax.Array, wait: jax.Array, td_errors: Any
 ) -> ChangedSlots:
     """The change by new rows.
 
@@ -46,13 +46,14 @@ def advance(
       buffer: a `SequenceBuffer`.
       state: its state before.
       flags: [T, num_envs], the flags of the rows.
+      count: int32 [], T, or 0 for no change.
       completed: int32 [], number of sequences of each stream that they complete.
       wait: int32 [], `SequenceState.wait` after them.
       td_errors: float [buffer.completed(T), num_envs], of the completed sequences; or None.
     """
     num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
     num_steps = flags.shape[0]
-    stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
+    stored = jnp.minimum(state.rows.size + count, buffer.length)
     drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
     sequences = state.ring.advance(completed * num_envs)
     ages = [*range(min(buffer.completed(num_steps), num_starts))]
@@ -63,7 +64,7 @@ def advance(
     newest = jax.lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1
     start = ring.wrap_negative(newest - age, num_starts)
     slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
-    changed = (age < completed) | (age >= drawable)
+    changed = ((age < completed) | (age >= drawable)) & (count > 0)
     slots = jnp.where(changed[:, None], slots, num_slots)
     if td_errors is not None:
         row = completed - 1 - age

@@ -168,6 +168,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         ends: jax.Array | None = None,
         td_errors: jax.Array | None = None,
         drawable: jax.Array | None = None,
+        mask: jax.Array | None = None,
     ) -> SequenceState:
         """Append T steps to every stream, overwriting the oldest once the buffer is full.
 
@@ -186,6 +187,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             that reset the environment; None if all rows may. Needs `gaps`. No drawn sequence contains such a row,
             except masked out after the episode's end with windows="episodes". It is an episode by itself: the row
             before it is the last stored row of its episode, and the row after it starts an episode.
+          mask: bool [], one flag for all rows; False writes nothing and leaves the state unchanged. Use it in place of
+            a `lax.cond`, which copies the storage under `jax.vmap`.
 
         Raises:
           ValueError: wrong structure, shape or dtype (the message names the leaf), or no `ends` where they are needed.
@@ -201,18 +204,25 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> state = buffer.add(buffer.init(steps), steps, td_errors=td_errors)
           >>> [round(x, 3) for x in buffer.priorities(state, np.array([0, 1])).tolist()]
           [2.0, 0.0]
+          >>> int(buffer.size(buffer.add(state, steps, mask=np.array(False))))
+          2
         """
         steps, flags = self._check_rollout(state, steps, ends, drawable)
+        rule = "one flag for all rows; drawable= is the mask of rows"
+        mask = checks.check_mask(mask is None or mask, (), rule=rule)
+        flags = jnp.where(mask, flags, jnp.zeros_like(flags))
         num_steps = flags.shape[0]
+        count = jnp.where(mask, jnp.int32(num_steps), 0)
         if td_errors is not None:
             shape = self.completed(num_steps), self.num_envs
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
-        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
-        wait = state.wait + completed * self.stride - num_steps
+        completed = jnp.maximum(count - state.wait + self.stride, 0) // self.stride  # of each stream
+        wait = state.wait + completed * self.stride - count
         state = dataclasses.replace(state, ring=state.ring.after(steps, flags))
-        change = self._drawable.advance(self, state, flags, completed, wait, td_errors)
+        change = self._drawable.advance(self, state, flags, count, completed, wait, td_errors)
         rows = state.rows.after(change.ring.inserted)
-        at, count = rows.next_slots(None, num_steps)
+        at, _ = rows.next_slots(None, num_steps)
+        at = jnp.where(mask, at, self.length)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
         return dataclasses.replace(
             state,

@@ -26,6 +26,7 @@ CELLS = [
     *(Cell(sampler=sampler, orders=True) for sampler in SAMPLERS if sampler not in MAX_USES),
     *(Cell(capacity=2**power) for power in (14, 17, 22)),
     *(Cell(batch_size=batch_size) for batch_size in (32, 1024)),
+    *(Cell(batch_size=2**15, num_added=2**12, sampler=sampler) for sampler in ("uniform", "prioritized")),
     *(Cell(sampler=sampler, seeds=64, capacity=2**17) for sampler in ("uniform", "prioritized")),
     *(Cell(items=items, capacity=2**16, sampler="uniform") for items in ITEMS),
     *(Cell(items=items, capacity=2**17) for items in ("64 bfloat16", "84x84x4 bytes", "10x10x4 floats")),
@@ -61,6 +62,7 @@ CELLS = [
 # What is compared with GUARD. Each hint of `jaxreplay._common.xla` is needed by one of these.
 GUARD = RESULTS / "guard.json"
 MAIN = [Cell(), Cell(items="84x84x4 bytes", capacity=2**16), Cell(seeds=8, capacity=2**17), Cell(kind="sequence")]
+MAIN += [Cell(batch_size=2**15, num_added=2**12)]
 OTHERS = [
     Cell(sampler="global", draw="max_age"),
     Cell(sampler="uniform", draw="epoch"),

@@ -52,6 +52,7 @@ KEYS = {
     part: Setting(capacity=2**power, batch_size=256)
     for part, power in zip("abfcdghk", (20,) * 3 + (17,) * 2 + (14,) * 3, strict=True)
 }
+KEYS["m"] = KEYS["n"] = Setting(capacity=2**20, batch_size=2**15, num_added=4_096)
 CAPACITIES = (2**20, 2**17, 2**14, 2**22)
 OURS, FLASHBAX = jax_buffers.jaxreplay, jax_buffers.flashbax_item
 TREES = {BASE: trees.tree_program, "flashbax": trees.flashbax_tree}
@@ -76,6 +77,9 @@ UNIFORM = {
     "cpprb": functools.partial(host_buffers.cpprb_program, prioritized=False),
     "torchrl": functools.partial(host_buffers.torchrl_program, prioritized=False),
 }
+MANY = {name: STEPS[name] for name in (BASE, "flashbax", "torchrl")}
+MANY |= {"cumsum": functools.partial(scan_program, jax_buffers.cumulative_sums)}
+MANY_UNIFORM = {name: UNIFORM[name] for name in (BASE, "flashbax", "torchrl")}
 SEQUENCES = {
     BASE: functools.partial(scan_program, jax_buffers.jaxreplay_sequences),
     "flashbax": functools.partial(scan_program, jax_buffers.flashbax_trajectory),
@@ -175,6 +179,15 @@ def task_groups(smoke: bool) -> Iterator[Group]:
         yield _group("k", setting, TASKS, lambda name, _, slow=slow: name == "jaxued" and slow)
 
 
+def many_groups(part: str, smoke: bool) -> Iterator[Group]:
+    """Thousands of environments; each size that differs from the key's is a rank less telling."""
+    capacities, drawn, added = (2**20, 2**22, 10 * 2**20), (2**15, 2**13, 2**16), (4_096, 1_024, 16)
+    sizes = [(2**11, 64, 32)] if smoke else itertools.product(capacities, drawn, added)
+    for capacity, batch_size, num_added in sizes:
+        setting = Setting(capacity=capacity, batch_size=batch_size, num_added=num_added)
+        yield _group(part, setting, MANY if part == "m" else MANY_UNIFORM)
+
+
 PARTS = {
     "a": ("Tree only: sample and update", tree_groups),
     "b": ("Replay step in a scan: add, sample with weights, gather, update", step_groups),
@@ -184,6 +197,8 @@ PARTS = {
     "g": ("Sequences of 80 steps, one every 40", sequence_groups),
     "h": ("Difficulty pools in a scan: draw and update", pool_groups),
     "k": ("Tasks by a score: draw and update", task_groups),
+    "m": ("Many environments: a prioritized step in a scan", functools.partial(many_groups, "m")),
+    "n": ("Many environments: a uniform step in a scan", functools.partial(many_groups, "n")),
 }
 
 
@@ -194,5 +209,5 @@ def groups(parts: list[str], libraries: set[str], smoke: bool) -> list[Group]:
         for group in PARTS[part][1](smoke):
             makers = {k: make for k, make in group.makers.items() if peer(k[1]) in (None, *libraries)}
             found.append(dataclasses.replace(group, makers=makers))
-    order = "bacghkdf"
+    order = "bacghkdfmn"
     return sorted(found, key=lambda g: (g.rank, order.find(g.part)))

@@ -185,6 +185,32 @@ def brax_uniform(setting: Setting) -> Buffer:
     return Buffer(init, queue.insert_internal, sample, lambda state, *_: state, added, fill)
 
 
+def cumulative_sums(setting: Setting) -> Buffer:
+    """No tree: a draw makes the cumulative sum of all priorities, and searches it."""
+
+    def add(state, items):
+        storage, priorities, cursor = state
+        at = (cursor + jnp.arange(items["reward"].size)) % setting.capacity
+        storage = jax.tree.map(lambda x, new: x.at[at].set(new), storage, items)
+        return storage, priorities.at[at].set(1.0), (cursor + at.size) % setting.capacity
+
+    def sample(state, key):
+        sums = jnp.cumsum(state[1])
+        strata = jnp.arange(setting.batch_size) + jax.random.uniform(key, (setting.batch_size,))
+        slots = jnp.searchsorted(sums, strata * (sums[-1] / setting.batch_size), side="right")
+        slots = jnp.minimum(slots, setting.capacity - 1)
+        weights = jr.importance_weights(state[1][slots] / sums[-1], setting.capacity, BETA)
+        return state, jax.tree.map(lambda x: x[slots], state[0]), slots, weights
+
+    def update(state, slots, td_errors):
+        return state[0], state[1].at[slots].set((td_errors + 1e-6) ** ALPHA), state[2]
+
+    def init():
+        return zeros_of(setting.batch(setting.capacity)), jnp.zeros(setting.capacity), jnp.int32(0)
+
+    return Buffer(init, add, sample, update, (setting.num_added,), setting.fill())
+
+
 def many(state: Any, setting: Setting) -> Any:
     """`setting.seeds` states if more than one."""
     if setting.seeds == 1:

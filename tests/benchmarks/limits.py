@@ -75,7 +75,7 @@ def must_move(part: str, setting: Setting) -> int:
     added = setting.num_added * (SEQUENCE_LENGTH + SEQUENCE_PERIOD if part == "g" else 2) * setting.item_bytes
     drawn = 2 * setting.batch_size * (SEQUENCE_LENGTH if part == "g" else 1) * setting.item_bytes
     tree = setting.batch_size * (read_path + write_path) + setting.num_added * write_path
-    return setting.seeds * (added + drawn + (0 if part == "f" else tree))
+    return setting.seeds * (added + drawn + (0 if part in ("f", "n") else tree))
 
 
 def limits(part: str, setting: Setting, kernels: float, state_bytes: int, machine: Machine) -> dict[str, float]:

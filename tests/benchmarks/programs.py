@@ -76,6 +76,7 @@ class Cell:
       items: a key of ITEMS.
       capacity: N, items, steps of all streams or tasks.
       batch_size: B, items, sequences or groups.
+      num_added: E, items, or streams of a sequence buffer.
       seeds: buffers that are mapped over.
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
@@ -92,6 +93,7 @@ class Cell:
     items: str = "5 floats"
     capacity: int = 2**20
     batch_size: int = 256
+    num_added: int = 16
     seeds: int = 1
     sampler: str = "prioritized"
     windows: str = "any"
@@ -105,6 +107,7 @@ class Cell:
     def __str__(self):
         power = self.capacity.bit_length() - 1
         name = f"{self.kind}, {self.sampler}, {self.items}, N=2^{power}, B={self.batch_size}"
+        name += f", E={self.num_added}" if self.num_added != 16 else ""
         name += f", windows {self.windows}" if self.windows != "any" else ""
         name += ", gaps" if self.gaps else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
@@ -154,7 +157,7 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     if cell.kind.startswith("levels"):
         return _levels(cell)
     shape, dtype = ITEMS[cell.items]
-    added = (1, 16) if cell.kind == "sequence" else (16,)
+    added = (1, cell.num_added) if cell.kind == "sequence" else (cell.num_added,)
     items = jax.ShapeDtypeStruct((*added, *shape), dtype)
     floats, handles = (jax.ShapeDtypeStruct((cell.batch_size,), kind) for kind in (jnp.float32, jnp.int32))
     buffer = _buffer(cell, target, mesh)
@@ -257,8 +260,8 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
         return _flashbax(cell, target)
     if cell.kind == "sequence":
         buffer = jr.SequenceBuffer(
-            length=cell.capacity // 16,
-            num_envs=16,
+            length=cell.capacity // cell.num_added,
+            num_envs=cell.num_added,
             sequence_length=SEQUENCE_LENGTH,
             sampler=sampler,
             windows=cell.windows,

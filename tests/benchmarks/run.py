@@ -1,6 +1,6 @@
 """Benchmark of jaxreplay beside other replay buffers.
 
-Run: python tests/benchmarks/run.py [--parts abcdefghijkl] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
+Run: python tests/benchmarks/run.py [--parts abcdefghijklmn] [--peers flashbax ...] [--seconds S] [--smoke] [--out DIR]
 
 Prints tables; writes BACKEND.json, BACKEND.md and plots. What is measured, and how, is in the README beside this file.
 """
@@ -97,7 +97,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefghijkl", help="letters of the parts (abcdefghijkl)")
+    parser.add_argument("--parts", default="abcdefghijklmn", help="letters of the parts (abcdefghijklmn)")
     parser.add_argument("--peers", nargs="*", choices=PACKAGES, default=PACKAGES, help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")

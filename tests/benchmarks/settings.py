@@ -61,5 +61,7 @@ class Setting:
 
 
 def power(n: int) -> str:
-    """A size as text: 2^20, or the number itself."""
-    return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 and n >= 1024 else str(n)
+    """A size as text: 2^20, 5 * 2^21, or the number itself."""
+    factor = n >> (n & -n).bit_length() - 1
+    text = f"2^{(n // factor).bit_length() - 1}"
+    return str(n) if n // factor < 1024 else text if factor == 1 else f"{factor} * {text}"

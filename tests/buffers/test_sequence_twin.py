@@ -56,18 +56,23 @@ def rollouts(buffer, sizes):
     def add(lane, number):
         steps, told = sizes[number % len(sizes)]
         rng, ids = lane.rng, 1 + lane.happened["rows added"] + np.arange(steps * shape[0], dtype=np.int32)
-        ids, errors, drawable = ids.reshape(steps, *shape), None, None
+        ids, errors, drawable, mask = ids.reshape(steps, *shape), None, None, None
         ends = no_ends(buffer, ids).get("ends")
         if told:
             ends = rng.random(ids.shape) < rng.choice([0.2, 0.5])
             errors = twins.td_errors(rng, (whole.completed(steps), *shape), nan=0.4)
             drawable = rng.random(ids.shape) < 0.8 if whole.gaps else None
+            mask = np.array(rng.random() < 0.9)
+        named = {"ends": ends, "td_errors": errors, "drawable": drawable, "mask": mask}
+        if mask is not None and not mask:
+            lane.happened["rollouts masked"] += 1
+            return (items(ids),), named
         new = lane.twin.add(twins.records(ids), ends, errors, drawable, axis=1)
         lane.happened["rows added"] += ids.size
         lane.happened["rows told of"] += sum(bool(np.isfinite(x)) for its in new for x in its.values())
         lane.happened["gaps"] += 0 if drawable is None else int(np.sum(~drawable))
         lane.happened["sequences completed"] += sum(map(len, new))
-        return (items(ids),), {"ends": ends, "td_errors": errors, "drawable": drawable}
+        return (items(ids),), named
 
     return add
 
@@ -123,7 +128,7 @@ FEWER = {
 
 def least(name, sampler):
     kind = CONFIGS[name]
-    found = twins.least(sampler) | {"rows masked": 0, "sequences completed": 200}
+    found = twins.least(sampler) | {"rows masked": 0, "rollouts masked": 2, "sequences completed": 200}
     found |= {"gaps": 80} if kind.get("gaps") else {}
     found |= {"later rows": 80} if kind.get("hindsight") else {}
     if kind["windows"] in ("episodes", "cut"):

@@ -14,7 +14,6 @@ from jaxreplay.samplers._index import Index
 from jaxreplay.samplers._recent import SHORTEST
 from jaxreplay.sum_tree._fading import Fading
 
-
 _optional_number = checks.optional(checks.check_number)
 
 

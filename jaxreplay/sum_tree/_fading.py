@@ -66,13 +66,13 @@ class Fading:
         width = fanout**height
 
         def exact(parent: jax.Array) -> jax.Array:
-            child = parent[..., None] * fanout + jnp.arange(fanout, dtype=jnp.int32)
+            child = parent[..., None] * fanout + jnp.arange(fanout, dtype=jnp.int32)[(None,) * parent.ndim]
             return self.factor(self.ages(child, width) - self.ages(parent[..., None], width * fanout))
 
         def by_row(parent: jax.Array) -> jax.Array:
             """Most parents have the same factors, which a CPU computes once."""
             row = (np.arange(1, fanout + 1, dtype=np.int32) * width - 1) // self.streams
-            factor = self.factor(row[-1:] - row)
+            factor = self.factor((row[-1:] - row)[None])
             for leaf in (self.newest, *[np.int32(self.capacity - 1)] * (self.capacity % (width * fanout) > 0)):
                 one = jax.lax.div(leaf, np.int32(width * fanout))[..., None]
                 factor = jnp.where(parent[:, None] == one[..., None], exact(one), factor)

@@ -22,7 +22,8 @@ class Index:
     - Else it has arrays of its own, a pytree with an attribute `capacity`, and overrides all methods.
 
     The arrays are the field `tree` of the sampler's state. Methods take the whole state, so that the distribution may
-    depend on settings such as `state.alpha`. `init`, `write`, `emptied` and `restrict` return the new `tree`.
+    depend on settings such as `state.alpha`. `init`, `advance`, `write`, `emptied` and `restrict` return
+    the new `tree`.
 
     Examples:
       >>> import dataclasses
@@ -53,6 +54,25 @@ class Index:
           4
         """
         return sum_tree.init(capacity, track_minimum=track_minimum, track_maximum=track_maximum)
+
+    def advance(self, state: Any, slots: jax.Array, is_item: jax.Array) -> Any:
+        """Note insertions before their `write`; by default there is nothing to note.
+
+        Args:
+          state: the sampler's state.
+          slots: int32 [B], distinct where in range, in order of insertion.
+          is_item: bool [B], True for new items, False for slots that are emptied.
+
+        Examples:
+          >>> index, state = (
+          ...     jr.Prioritized(half_life=1.0).index,
+          ...     jr.Prioritized(half_life=1.0).init(4),
+          ... )
+          >>> both = np.array([True, True])
+          >>> int(index.advance(state, np.array([0, 1]), both).fading.newest)
+          1
+        """
+        return state.tree
 
     def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool, mask: Any = None) -> Any:
         """Set leaves.

@@ -37,7 +37,7 @@ OPTIONS = (*OF_BUFFER, *OF_PROGRAM)
 
 REPLAY, RESERVOIR = jr.ReplayBuffer(capacity=8), jr.ReservoirBuffer(capacity=8)
 SEQUENCE = jr.SequenceBuffer(length=8, num_envs=4, sequence_length=3)
-TRACER, RECENT = jr.NStep(n=2, gamma=0.9, num_envs=ROWS), jr.Recent(power=1.0)
+TRACER, RECENT = jr.NStep(n=2, gamma=0.9, num_envs=ROWS), jr.Recent(half_life=3.0)
 EMPTY = RESERVOIR.init(np.zeros(4))
 
 
@@ -75,7 +75,7 @@ REFUSED = {
         "must be a ReplayBuffer, a SequenceBuffer",
         lambda _: jr.migrate(RESERVOIR, EMPTY, RESERVOIR),
     ),
-    ("recent", "max_uses"): ("draws by rank", lambda _: dataclasses.replace(REPLAY, sampler=RECENT, max_uses=2)),
+    ("recent", "max_uses"): ("draws by age", lambda _: dataclasses.replace(REPLAY, sampler=RECENT, max_uses=2)),
     ("sequence", "tracer"): ("stores every row", lambda _: _refuses_transitions()),
     ("windows", "tracer"): ("stores every row", lambda _: _refuses_transitions(windows="inside")),
     ("gaps", "tracer"): ("stores every row", lambda _: _refuses_transitions(gaps=True)),
@@ -168,7 +168,7 @@ def over(buffer, num_shards, explicit=False):
 
 def _sampler(on, rng, normalize):
     if "recent" in on:
-        return jr.Recent(power=1.5, beta=0.6, normalize=normalize if normalize != "global" else "batch")
+        return jr.Recent(half_life=2.5, beta=0.6, normalize=normalize if normalize != "global" else "batch")
     if "prioritized" not in on:
         return jr.Uniform(replacement="distinct" not in on)
     chosen = {

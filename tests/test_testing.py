@@ -450,7 +450,7 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "half of beta": (testing.WEIGHTS, wrong(weights=halve_beta_of_one_shard)),
     "one of two drawn": (testing.EVERY, drawn_from(lambda live: live.replace(size=live.size - (live.size == 2)))),
     "first slot never drawn": (testing.EVERY, drawn_from(all_but_first)),
-    "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(power=1.0))),
+    "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(half_life=4.0))),
     "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
     "spent ignored": (testing.SPENT, wrong(update=lambda update, *x, spent=None, **y: update(*x, **y))),
     "spent ignored with NaN": (testing.SPENT, wrong(update=spend_no_nan)),

@@ -40,7 +40,7 @@ SAMPLERS = {
     "distinct, max_uses": jr.Uniform(replacement=False),
     "max_uses": PER(normalize=None, epsilon=0.0),
     "global, max_uses": PER(1.0, normalize="global"),
-    "recent": jr.Recent(power=1.5, beta=0.6),
+    "recent": jr.Recent(half_life=2.5, beta=0.6),
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
     "stored global, max_uses": PER(normalize="global", max_priority="stored", epsilon=0.0),

@@ -27,8 +27,6 @@ class Live:
     Attributes:
       start: int32 [], the first slot.
       size: int32 [], number of slots.
-      older: int32 [], number of slots that `max_age` leaves out, which hold older items. Only set for a sampler with
-        `by_age` (see `jaxreplay.samplers.Sampler`).
       unspent: with a buffer's `max_uses` a sum tree, leaf 1 for each slot that may be drawn. `size` counts them; other
         slots of the range may not be drawn.
       capacity: number of all slots (static).
@@ -43,7 +41,6 @@ class Live:
 
     start: jax.Array
     size: jax.Array
-    older: jax.Array | int = 0
     unspent: Any = None
     capacity: int = struct.field(pytree_node=False, kw_only=True)
     axis_name: str | None = struct.field(pytree_node=False, kw_only=True, default=None)

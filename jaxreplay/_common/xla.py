@@ -42,10 +42,10 @@ def materialize(*arrays: jax.Array) -> Any:
     return compute_once(_same, *arrays) if arrays else ()
 
 
-def compute_once(function: Callable[..., Any], *arrays: jax.Array, **static: Any) -> Any:
+def compute_once(function: Callable[..., Any], *arrays: Any, **static: Any) -> Any:
     """`materialize` of what a jitted function returns; it is computed within the call, which then has a kernel."""
 
-    def through_a_call(*arrays: jax.Array) -> Any:
+    def through_a_call(*arrays: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
             return function(*arrays, **static)
 

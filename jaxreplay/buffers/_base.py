@@ -29,6 +29,7 @@ class Buffer(Sized, Generic[S]):
     donate: bool = True
     # The mapped axis over all shards; None for a buffer without shards.
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _num_shards: int = dataclasses.field(default=1, repr=False)
     # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
     _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _state_kind: ClassVar[type]
@@ -37,9 +38,10 @@ class Buffer(Sized, Generic[S]):
     def _check_fields(self) -> None:
         if self.sampler.by_age:
             self._check_order(f"sampler={self.sampler!r}", ", or another sampler")
-        if self.max_uses is not None and self.sampler.by_age:
-            rule = "draws by rank among all items; use another sampler"
+        if self.max_uses is not None and not self.sampler.takes_spent:
+            rule = "draws by age among all items; use another sampler"
             raise ValueError(f"max_uses={self.max_uses}: {self.sampler!r} {rule}.")
+        object.__setattr__(self, "sampler", self.sampler._with_ages(*self._slots_of_ages))
 
     def _check_order(self, asked: str, remedy: str = "") -> None:
         """Raise a `ValueError` if the buffer keeps no order of age, which `asked` needs."""
@@ -58,6 +60,11 @@ class Buffer(Sized, Generic[S]):
     @abc.abstractmethod
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
+
+    @property
+    def _slots_of_ages(self) -> tuple[int, float]:
+        """Number of consecutive slots of one `Sample.age`, and the difference to the next ones' age."""
+        return 1, 1.0
 
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
@@ -166,9 +173,7 @@ class Buffer(Sized, Generic[S]):
         live, sampler_state = self._live(state), state.sampler
         if max_age is not None:
             self._check_order("max_age")
-            every, live = live, self._live(state, checks.as_count(max_age))
-            if self.sampler.by_age:
-                live = dataclasses.replace(live, older=every.size - live.size)
+            live = self._live(state, checks.as_count(max_age))
             sampler_state = self.sampler.restrict(state.sampler, live)
         if state.uses is not None:
             live = state.uses.live(live, max_age is not None)

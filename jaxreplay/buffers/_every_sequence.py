@@ -59,7 +59,7 @@ def advance(
     always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
     if not always_drawable and len(ages) < num_starts:
         ages.append(num_starts - 1)
-    age = jnp.asarray(ages, jnp.int32)
+    age = jnp.asarray(ages[::-1], jnp.int32)  # the oldest first
     newest = jax.lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1
     start = ring.wrap_negative(newest - age, num_starts)
     slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]

@@ -352,6 +352,11 @@ class SequenceBuffer(Buffer[SequenceState]):
         return _chosen_sequences if self.gaps or self.windows in ("inside", "episodes") else _every_sequence
 
     @property
+    def _slots_of_ages(self) -> tuple[int, float]:
+        # Streams have different numbers of chosen sequences, so their ages are of the ring.
+        return (1, 1 / self.num_envs) if self._drawable is _chosen_sequences else (self.num_envs, 1.0)
+
+    @property
     def _keeps_ends(self) -> bool:
         return self.windows in ("cut", "episodes")
 

@@ -86,4 +86,4 @@ def part_of(buffer: Any, num_shards: int, axis_name: str | None = None) -> Any:
     size = getattr(buffer, name)
     if size % num_shards:
         raise ValueError(f"{name}={size}: must be a multiple of {num_shards}, the number of shards.")
-    return dataclasses.replace(buffer, **{name: size // num_shards}, _axis_name=axis_name)
+    return dataclasses.replace(buffer, **{name: size // num_shards}, _axis_name=axis_name, _num_shards=num_shards)

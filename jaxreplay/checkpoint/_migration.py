@@ -221,7 +221,7 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, empty: Any, source: n
     uses = empty.uses and _migrate_uses(state.uses, new.whole.max_uses, moved)
     if uses is not None and uses.unspent is not None:
         moved = moved._replace(drawable=sum_tree.leaves(uses.unspent) > 0)
-    sampler = new.whole.sampler.migrated(old.whole.sampler, state.sampler, moved)
+    sampler = new.part.sampler.migrated(old.part.sampler, state.sampler, moved)
     return jax.tree.map(new.place, {"sampler": sampler, "uses": uses})
 
 

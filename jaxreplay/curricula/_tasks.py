@@ -65,8 +65,8 @@ class Tasks:
 
     Attributes:
       num_tasks: N, 1 to 2**24. Tasks are numbered 0 to N - 1.
-      score: function `(successes, trials, age) -> scores`: `learnability`, `uncertainty`, `success_band(...)`,
-        `thompson`, or your own. Scores are clipped to [0, 10^6]; NaN is 0.
+      score: function `(successes, trials, age) -> scores`: `learnability`, `uncertainty`, `failure`,
+        `success_band(...)`, `pools(...)`, `thompson`, or your own. Scores are clipped to [0, 10^6]; NaN is 0.
       prior: successes and failures that are added to the counts of each task, both positive: the parameters of a Beta
         prior.
       decay: in (0, 1]; an update multiplies the counts of its tasks by it before it adds the new rewards, so that old

@@ -10,7 +10,7 @@ them.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,39 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
     return jnp.sqrt(p * (1 - p) / (trials + 1))
 
 
+def failure(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+    """1 - p, where p is the success rate: tasks that fail more often are drawn more often.
+
+    `Tasks(exploration=)` keeps draws of tasks that are always solved.
+
+    Examples:
+      >>> jr.scores.failure(np.array([1.0, 2.0, 4.0]), np.array([4.0]), 0).tolist()
+      [0.75, 0.5, 0.0]
+    """
+    return 1 - successes / trials
+
+
+def pools(thresholds: Sequence[float] = (0.1, 0.9), weights: Sequence[float] = (0.2, 1.0, 0.1)) -> Score:
+    """Make a score that is a step function of the success rate p, such as a weight for each pool of tasks.
+
+    Args:
+      thresholds: K success rates, in ascending order.
+      weights: K + 1 scores: of p below the first threshold, then from each threshold on.
+
+    Raises:
+      ValueError: the thresholds are not ascending in [0, 1], or the weights not one more, or one is negative.
+
+    Examples:
+      >>> score = jr.scores.pools()  # hard tasks, those between, and easy ones
+      >>> [
+      ...     round(x, 2)
+      ...     for x in score(np.array([0.0, 0.1, 0.8, 0.9]), np.array([1.0]), 0).tolist()
+      ... ]
+      [0.2, 1.0, 1.0, 0.1]
+    """
+    return _Pools(thresholds=tuple(thresholds), weights=tuple(weights))
+
+
 def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: float = 0.0) -> Score:
     """Make a score of two values: `inside` if hard < p < easy, else `outside`, where p is the success rate.
 
@@ -62,6 +95,30 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
       [1.0, 1.0, 0.0]
     """
     return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
+
+
+def _check_numbers(name: str, values: tuple[float, ...], most: float, remedy: str) -> tuple[float, ...]:
+    return tuple(float(checks.check_number(f"{name}[{i}]", x, 0, most, remedy)) for i, x in enumerate(values))
+
+
+@checks.config
+class _Pools:
+    thresholds: tuple[float, ...] = checks.field(_check_numbers, 1, "a success rate")
+    weights: tuple[float, ...] = checks.field(_check_numbers, 1e6, "a score")
+
+    def _check_fields(self) -> None:
+        if [*self.thresholds] != sorted({*self.thresholds}):
+            raise ValueError(f"thresholds={self.thresholds}: must be ascending.")
+        if len(self.weights) != len(self.thresholds) + 1:
+            rule = f"one more than the thresholds, {len(self.thresholds) + 1}"
+            raise ValueError(f"weights={self.weights}: must be {rule}.")
+
+    def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+        p, (first, *others) = successes / trials, self.weights
+        score = jnp.full_like(p, first)
+        for threshold, weight in zip(self.thresholds, others, strict=True):
+            score = jnp.where(p >= threshold, weight, score)
+        return score
 
 
 @checks.config

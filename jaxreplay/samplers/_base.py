@@ -77,8 +77,7 @@ class Sampler(abc.ABC, Generic[S]):
 
     Attributes:
       by_rank: True if an update of one slot changes the ratios of other slots' probabilities.
-      by_age: True if `Live` has to hold slots in order of age, the oldest first. With `max_age` the older ones that are
-        left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
+      takes_spent: False if a draw cannot leave out spent slots. A buffer with `max_uses` rejects such a sampler.
       normalize: "batch" or "global" if the weights are divided by the largest of the batch or of all items, None if
         not. "any" if the sampler has no such setting; its weights are not divided, and suit any other sampler's.
 
@@ -103,7 +102,7 @@ class Sampler(abc.ABC, Generic[S]):
       [[2, 3], [2, 3]]
     """
 
-    by_age: ClassVar[bool] = False
+    takes_spent: ClassVar[bool] = True
     by_rank: ClassVar[bool] = False
     normalize: Any = "any"
 
@@ -118,6 +117,7 @@ class Sampler(abc.ABC, Generic[S]):
         lambda _: False,
         doc="True if every row of a draw holds an item, unless there is none. A subclass does not inherit it.",
     )
+    by_age = property(lambda _: False, doc="True if draws depend on ages. A `ReservoirBuffer` rejects such a sampler.")
     is_distinct = property(lambda _: False, doc="True if each item is drawn once, at most as many rows as slots.")
 
     def unnormalized(self) -> Self:
@@ -129,6 +129,10 @@ class Sampler(abc.ABC, Generic[S]):
         """
         kept: Any = self
         return self if self.normalize in ("any", None) else dataclasses.replace(kept, normalize=None)
+
+    def _with_ages(self, streams: int, step: float) -> Self:
+        """The same sampler for a buffer in which `streams` consecutive slots have one age, `step` above the next's."""
+        return self
 
     @abc.abstractmethod
     def init(self, capacity: int) -> S:

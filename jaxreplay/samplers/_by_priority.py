@@ -157,7 +157,7 @@ class ByPriority(Sampler[State]):
             largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
-        return dataclasses.replace(state, tree=index.write(state, slots, leaves, is_new=True))
+        return dataclasses.replace(state, tree=index.write(state, slots, leaves, is_new=True, mask=drawable))
 
     def cleared(self, state: State, capacity: int) -> State:
         return dataclasses.replace(state, tree=self.index.emptied(state))
@@ -252,7 +252,8 @@ class ByPriority(Sampler[State]):
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
         empty = dataclasses.replace(self.init(capacity), **numbers)
         slots = np.where(moved.source >= 0, np.arange(capacity, dtype=np.int32), capacity)
-        trees = [self.index.write(empty, *rows, is_new=True) for rows in zip(slots, leaves, strict=True)]
+        every = np.ones(capacity, bool)
+        trees = [self.index.write(empty, *rows, is_new=True, mask=every) for rows in zip(slots, leaves, strict=True)]
         numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
         numbers |= {"rejected": moved.total(counted.rejected), "tree": jax.tree.map(lambda *x: np.stack(x), *trees)}
         return PrioritizedState(**numbers)

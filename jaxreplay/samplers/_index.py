@@ -63,7 +63,7 @@ class Index:
           leaves: float32 [B].
           is_new: True for insertions (static): distinct slots in their order, also those that may not be drawn. False
             for updates: the last occurrence of a repeated slot counts.
-          mask: bool [B] for updates; rows where it is False are ignored.
+          mask: bool [B]. For updates, rows where it is False are ignored; for insertions, they empty their slots.
 
         Examples:
           >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
@@ -71,7 +71,7 @@ class Index:
           >>> index.masses(state.replace(tree=tree)).tolist()
           [0.0, 0.0, 1.0, 0.0]
         """
-        return sum_tree.update(state.tree, slots, leaves, mask=mask, unique_indices=is_new)
+        return sum_tree.update(state.tree, slots, leaves, mask=None if is_new else mask, unique_indices=is_new)
 
     def emptied(self, state: Any) -> Any:
         """All leaves 0 again, in place where XLA can.

@@ -1,7 +1,48 @@
 """Prioritized: proportional prioritization, P(i) proportional to priority^alpha."""
 
-from jaxreplay._common import checks
+import dataclasses
+import math
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from jaxreplay import sum_tree
+from jaxreplay._common import checks, xla
 from jaxreplay.samplers._by_priority import ByPriority
+from jaxreplay.samplers._index import Index
+from jaxreplay.samplers._recent import SHORTEST
+from jaxreplay.sum_tree._fading import Fading
+
+
+@dataclasses.dataclass(frozen=True)
+class FadingIndex(Index):
+    """A sum tree whose masses are the leaves times 2^(-age / half_life), of which `streams` slots have one age."""
+
+    half_life: float
+    streams: int = 1
+
+    def init(self, capacity: int, **tracks: bool) -> sum_tree.SumTree:
+        newest, half_life = xla.full((), capacity - 1, jnp.int32), xla.full((), self.half_life, jnp.float32)
+        fading = Fading(newest, half_life, capacity, self.streams)
+        return dataclasses.replace(super().init(capacity, **tracks), fading=fading)
+
+    def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool, mask: Any = None) -> Any:
+        if is_new:  # the newest is the last new one
+            fading = state.tree.fading
+            inside = mask & (slots >= 0) & (slots < fading.capacity)
+            last = jnp.max(jnp.where(inside, jnp.arange(slots.size, dtype=jnp.int32), -1))
+            fading = dataclasses.replace(fading, newest=jnp.where(last >= 0, slots[last], fading.newest))
+            state = dataclasses.replace(state, tree=dataclasses.replace(state.tree, fading=fading))
+        return super().write(state, slots, leaves, is_new=is_new, mask=mask)
+
+    def masses(self, state: Any) -> jax.Array:
+        fading, leaves = state.tree.fading, sum_tree.leaves(state.tree)
+        slots = jnp.arange(leaves.size, dtype=jnp.int32)[None]
+        return fading.faded(leaves[None], fading.ages(slots))[0]
+
+    def _sums(self, state: Any) -> Any:
+        return state.tree
 
 
 @checks.config
@@ -47,3 +88,17 @@ class Prioritized(ByPriority):
       >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
       [30, 30, 30, 30]
     """
+
+    half_life: float | None = checks.field(
+        checks.optional(checks.check_number), SHORTEST, math.inf, "an age, or None for no fading", default=None
+    )
+    _ages: tuple[int, float] = dataclasses.field(default=(1, 1.0), repr=False)
+    by_age = property(lambda self: self.half_life is not None)
+
+    @property
+    def index(self) -> Index:  # pyright: ignore[reportIncompatibleVariableOverride]
+        streams, step = self._ages
+        return Index() if self.half_life is None else FadingIndex(self.half_life / step, streams)
+
+    def _with_ages(self, streams: int, step: float) -> Self:
+        return self if self.half_life is None else dataclasses.replace(self, _ages=(streams, step))

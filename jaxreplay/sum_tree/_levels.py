@@ -42,15 +42,23 @@ def sizes(capacity: int, fanout: int) -> list[int]:
     return [roots, *(parents * fanout for parents in nodes[:-1])]
 
 
-def build(nodes: jax.Array, capacity: int, fanout: int, combine: Combine, empty: float) -> Levels:
+def build(nodes: jax.Array, capacity: int, fanout: int, combine: Combine, empty: float, fading: Any = None) -> Levels:
     """Levels from the roots to the leaves `nodes` [..., capacity]; `empty` is the value of no leaves."""
     levels, leading = [], nodes.shape[:-1]
-    for size in reversed(sizes(capacity, fanout)):
+    for height, size in enumerate(reversed(sizes(capacity, fanout)), -1):
         if levels:
-            nodes = fold(levels[0].reshape(*leading, -1, fanout), combine, fanout >= WIDE)
+            nodes = _parents(levels[0].reshape(*leading, -1, fanout), None, combine, fading, height)
         nodes = jnp.pad(nodes, [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])], constant_values=empty)
         levels.insert(0, nodes.reshape(*leading, *shape(size, fanout)))
     return tuple(levels)
+
+
+def _parents(rows: jax.Array, node: jax.Array | None, combine: Combine, fading: Any, height: int) -> jax.Array:
+    """Values of the parents `node` [K], by default all in order, of siblings `rows` [..., K, fanout] at `height`."""
+    if fading is not None:
+        node = jnp.arange(rows.shape[-2], dtype=jnp.int32) if node is None else node
+        rows = fading.relative(rows, node, height, combine)
+    return fold(rows, combine, rows.shape[-1] >= WIDE)
 
 
 def fold(x: jax.Array, combine: Combine, at_once: bool) -> jax.Array:
@@ -95,20 +103,28 @@ def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
 
 
 def ascend(
-    levels: Levels, target: jax.Array | None, values: jax.Array, node: jax.Array, fanout: int, combine: Combine
+    levels: Levels,
+    target: jax.Array | None,
+    values: jax.Array,
+    node: jax.Array,
+    fanout: int,
+    combine: Combine,
+    fading: Any = None,
 ) -> Levels:
     """Write `values` [B] to leaves `target` [B], or none, and recompute all ancestors of leaves `node` [B]."""
     *above, lowest = levels
     if target is not None:
         lowest = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
     done = [lowest]
-    for parents in reversed(above):
+    for height, parents in enumerate(reversed(above)):
         children = done[0]
         node = xla.compute_once(_parents_of, node, fanout=fanout)
         if children.size // fanout <= max(DENSE * node.size, FEW):
-            parents = xla.compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
+            static = {"fanout": fanout, "combine": combine, "height": height}
+            parents = xla.compute_once(_recomputed, parents, children, fading, **static)
         else:
-            value = fold(xla.compute_once(read_rows, children, node, fanout=fanout), combine, fanout >= WIDE)
+            value = xla.compute_once(read_rows, children, node, fanout=fanout)
+            value = _parents(value, node, combine, fading, height)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)
@@ -119,11 +135,13 @@ def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
     return jax.lax.div(node, jnp.int32(fanout))
 
 
-@functools.partial(jax.jit, static_argnames=("fanout", "combine"))
-def _recomputed(parents: jax.Array, children: jax.Array, *, fanout: int, combine: Combine) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("fanout", "combine", "height"))
+def _recomputed(
+    parents: jax.Array, children: jax.Array, fading: Any, *, fanout: int, combine: Combine, height: int
+) -> jax.Array:
     """A level, recomputed whole from the level below it; its padding stays."""
     num_parents = children.size // fanout
-    value = fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
+    value = _parents(children.reshape(num_parents, fanout), None, combine, fading, height)
     return jnp.concatenate([value, parents.reshape(-1)[num_parents:]]).reshape(parents.shape)
 
 
@@ -131,7 +149,7 @@ def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Seq
     """Descend from the nodes `found` through the `levels` below them, along each remaining prefix.
 
     `patches` is empty, or has a function for each level. It takes siblings [B, fanout] and the index of the first in
-    each row [B], and returns their values in a restricted tree.
+    each row [B], and returns their values in a restricted or fading tree.
 
     The results of a level are materialized together, so that every read of the tree precedes any write that depends on
     one of them. Otherwise XLA would copy the tree.

@@ -82,13 +82,23 @@ def _patch(restricted: Restricted, level: int, values: jax.Array, empty: float, 
     return jnp.where(node == ends[1], values[1], rows)
 
 
+def _fade(tree: "SumTree", height: int, empty: float, rows: Any, first: Any) -> jax.Array:
+    """Values of the nodes `rows` of a level relative to the newest leaf of all; arguments as of `_patch`."""
+    if tree.fading is None:
+        return rows
+    node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
+    return tree.fading.faded(rows, tree.fading.ages(node, tree.fanout**height), empty)
+
+
 def _sums_at_ends(run: Restricted, levels: _levels.Levels, combine: _levels.Combine, empty: float) -> _levels.Levels:
     fanout, ends = run.tree.fanout, run.ends
     leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
     inside = jnp.stack([run.size > 0, run.size == run.tree.capacity])
+    leaves = _fade(run.tree, 0, empty, leaves[:, None], ends[-1])[:, 0]
     values = [jnp.where(inside, leaves, empty)]
     for level in range(len(levels) - 1, 0, -1):
         rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
+        rows = _fade(run.tree, len(levels) - 1 - level, empty, rows, ends[level - 1] * fanout)
         rows = _patch(run, level, values[0], empty, rows, ends[level - 1] * fanout)
         (value,) = xla.materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
         values.insert(0, value)
@@ -96,9 +106,16 @@ def _sums_at_ends(run: Restricted, levels: _levels.Levels, combine: _levels.Comb
 
 
 def in_run(tree: "SumTree | Restricted", name: str, empty: float) -> tuple["SumTree", jax.Array, list[Any]]:
-    """The tree, the roots of its levels `name` within the run, and the patches of the levels below."""
-    if not isinstance(tree, Restricted):
-        return tree, getattr(tree, name)[0], []
-    values, roots = getattr(tree, name), getattr(tree.tree, name)[0]
-    patches = [functools.partial(_patch, tree, level, values[level], empty) for level in range(len(values))]
-    return tree.tree, patches[0](roots.reshape(1, -1), 0).reshape(roots.shape), patches[1:]
+    """The tree, the roots of its levels `name` as they count in a draw, and the patches of the levels below."""
+    run = tree if isinstance(tree, Restricted) else None
+    tree = tree.tree if isinstance(tree, Restricted) else tree
+    roots, *lower = getattr(tree, name)
+    if run is None and tree.fading is None:
+        return tree, roots, []
+
+    def patch(level: int, rows: Any, first: Any) -> jax.Array:
+        rows = _fade(tree, len(lower) - level, empty, rows, first)
+        return rows if run is None else _patch(run, level, getattr(run, name)[level], empty, rows, first)
+
+    patches = [functools.partial(patch, level) for level in range(1, len(lower) + 1)]
+    return tree, patch(0, roots.reshape(1, -1), 0).reshape(roots.shape), patches

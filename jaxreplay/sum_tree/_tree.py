@@ -25,6 +25,7 @@ from flax import struct
 
 from jaxreplay._common import checks, devices, random, ring, xla
 from jaxreplay.sum_tree import _levels
+from jaxreplay.sum_tree._fading import Fading
 from jaxreplay.sum_tree._levels import NONE
 from jaxreplay.sum_tree._restricted import Restricted, in_run
 
@@ -45,6 +46,7 @@ class SumTree:
       capacity: number of leaves (static).
       fanout: children per node (static).
       maxima: None, or levels of the same shapes, without the leaves: each node's largest leaf.
+      fading: None, or ages of the leaves, by which sums and minima fade (`jaxreplay.sum_tree._fading`).
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
@@ -58,6 +60,7 @@ class SumTree:
     capacity: int = struct.field(pytree_node=False)
     fanout: int = struct.field(pytree_node=False)
     maxima: tuple[jax.Array, ...] | None = None
+    fading: Fading | None = None
 
 
 def default_fanout(backend: str | None = None, /) -> int:
@@ -224,8 +227,9 @@ def update(
     if mask is not None:
         written &= checks.check_mask(mask, indices.shape)
     # The roots depend on the whole previous update, so all its reads come before this write.
-    extremes = [() if tree.minima is None else minimum(tree), () if tree.maxima is None else maximum(tree)]
-    indices = xla.after(indices, total(tree), extremes)
+    bare = dataclasses.replace(tree, fading=None)
+    extremes = [() if tree.minima is None else minimum(bare), () if tree.maxima is None else maximum(tree)]
+    indices = xla.after(indices, total(bare), extremes)
     sums, nowhere = tree.sums, tree.sums[-1].size
     target, values = xla.materialize(jnp.where(written, indices, nowhere), values)
     # Rows that write nothing ascend from the first leaf; recomputing an unchanged sum is harmless.
@@ -234,11 +238,11 @@ def update(
         lowest, last = _levels.last_writes(sums[-1], target, values, tree.fanout)
         sums = (*sums[:-1], lowest)
         target = jnp.where(last, target, nowhere)
-    sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add)
+    sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add, tree.fading)
     minima, maxima = tree.minima, tree.maxima
     if minima is not None:
         values = jnp.where(values > 0, values, NONE)
-        minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
+        minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum, tree.fading)
     if maxima is not None:
         maxima = _levels.ascend((*maxima, sums[-1]), None, values, leaf, tree.fanout, jnp.maximum)[:-1]
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
@@ -372,14 +376,16 @@ def _of_leaves(leaves: jax.Array, fanout: int, track_minimum: bool) -> SumTree:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _built(leaves: jax.Array, fanout: int, track_minimum: bool, track_maximum: bool) -> SumTree:
+def _built(
+    leaves: jax.Array, fanout: int, track_minimum: bool, track_maximum: bool, fading: Fading | None = None
+) -> SumTree:
     """A tree of leaves [..., capacity]."""
     capacity = leaves.shape[-1]
     build = functools.partial(_levels.build, capacity=capacity, fanout=fanout)
     positive = jnp.where(leaves > 0, leaves, NONE)
-    minima = build(positive, combine=jnp.minimum, empty=NONE) if track_minimum else None
+    minima = build(positive, combine=jnp.minimum, empty=NONE, fading=fading) if track_minimum else None
     maxima = build(leaves, combine=jnp.maximum, empty=0.0)[:-1] if track_maximum else None
-    return SumTree(build(leaves, combine=jnp.add, empty=0.0), minima, capacity, fanout, maxima)
+    return SumTree(build(leaves, combine=jnp.add, empty=0.0, fading=fading), minima, capacity, fanout, maxima, fading)
 
 
 def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:
@@ -400,13 +406,14 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
     """
     fanout = chosen_fanout(fanout, tree)
     tracks = tree.minima is not None, tree.maxima is not None
-    return tree if fanout == tree.fanout else _built(leaves(tree), fanout, *tracks)
+    return tree if fanout == tree.fanout else _built(leaves(tree), fanout, *tracks, tree.fading)
 
 
 def emptied(tree: SumTree) -> SumTree:
     """An empty tree like `tree`, written in its place where XLA can."""
     sums, maxima = jax.tree.map(lambda x: jnp.minimum(x, 0.0), (tree.sums, tree.maxima))
-    return SumTree(sums, jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima), tree.capacity, tree.fanout, maxima)
+    minima = jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima)
+    return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 
 def on_backend(trees: Any, state: Any, backend: str) -> Any:

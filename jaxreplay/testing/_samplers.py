@@ -27,8 +27,8 @@ def check_sampler(
 ) -> None:
     """Check that a sampler follows the rules of `jaxreplay.samplers.Sampler`.
 
-    A sampler with `by_age` need not follow `SPENT`, and one with `by_rank` neither `OTHERS` nor the second half of
-    `SHARDS`. Weights that are all 1 follow `WEIGHTS`.
+    A sampler without `takes_spent` need not follow `SPENT`, and one with `by_rank` neither `OTHERS` nor the second half
+    of `SHARDS`. Weights that are all 1 follow `WEIGHTS`.
 
     Args:
       sampler: the configuration.
@@ -55,7 +55,7 @@ def check_sampler(
     if isinstance(exempt, str) or not {*exempt} <= {x for name, x in vars(rules).items() if name.isupper()}:
         raise ValueError(f"exempt={exempt!r}: must be rules, such as [testing.OTHERS].")
     keys = keys_of(key)
-    exempt = {*exempt, *[rules.SPENT] * sampler.by_age, *[rules.OTHERS] * sampler.by_rank}
+    exempt = {*exempt, *[rules.SPENT] * (not sampler.takes_spent), *[rules.OTHERS] * sampler.by_rank}
     runs = _SamplerRuns(sampler, capacity, min(batch_size, capacity - 2), exempt)
     for each in keys:
         runs.key = each
@@ -101,8 +101,8 @@ class _SamplerRuns:
         return rule(text, self.exempt)
 
     def range(self, start: Any, size: Any, axis_name: str | None = None) -> Any:
-        start, size, older = (jnp.asarray(x, np.int32) for x in (start, size, start * self.sampler.by_age))
-        return ring.Live(start, size, older, capacity=self.capacity, axis_name=axis_name)
+        start, size = (jnp.asarray(x, np.int32) for x in (start, size))
+        return ring.Live(start, size, capacity=self.capacity, axis_name=axis_name)
 
     def run(self, key: jax.Array) -> Any:
         """A state after two updates."""

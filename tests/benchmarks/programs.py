@@ -59,7 +59,8 @@ SAMPLERS = {
     "prioritized": jr.Prioritized(),
     "global": jr.Prioritized(normalize="global"),
     "stored": jr.Prioritized(max_priority="stored"),
-    "recent": jr.Recent(power=1.0),
+    "recent": jr.Recent(half_life=1000.0),
+    "fading": jr.Prioritized(half_life=1e5),
     "uniform max_uses": jr.Uniform(),
     "max_uses": jr.Prioritized(),
 }

@@ -57,7 +57,7 @@ MORE_CONTRACTS = {
     "spent in a reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER, max_uses=2), (4,)),
     "spent sequences": (STREAMS(sampler=PER, max_uses=1), (3, 4)),
     "spent shards": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER, max_uses=1), 2), (4,)),
-    "counted": (jr.ReplayBuffer(capacity=10, sampler=jr.Recent(power=1.0), count_updates=True), (4,)),
+    "counted": (jr.ReplayBuffer(capacity=10, sampler=jr.Recent(half_life=4.0), count_updates=True), (4,)),
     "rollouts": (jr.ReplayBuffer(capacity=24, axes=2), (3, 4)),
     "strided": (STREAMS(sampler=PER, stride=2), (3, 4)),
     "sharded streams": (over_devices(STREAMS(sampler=PER), 2), (3, 4)),

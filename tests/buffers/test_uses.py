@@ -100,5 +100,5 @@ def test_errors():
     message = "max_uses, replacement=False: 8388609 slots, at most 8388608"
     draw = functools.partial(buffer.sample, batch_size=4)
     rejects(message, jax.eval_shape, draw, state, jax.random.key(0))
-    message, recent = r"max_uses=1: Recent\(.*draws by rank among all items; use another sampler", jr.Recent(power=1)
+    message, recent = r"max_uses=1: Recent\(.*draws by age among all items; use another sampler", jr.Recent(half_life=1)
     rejects(message, jr.ReplayBuffer, capacity=4, sampler=recent, max_uses=1)

@@ -1,0 +1,66 @@
+"""Fading: the leaves of a sum tree lose half of their mass with each half-life of their age.
+
+A draw takes leaf i in proportion to leaf_i 2^(-age_i / half_life), and nothing is rewritten as leaves age. Leaves are
+stored as they are. A node stores the faded sum of its leaves relative to the newest of them: with children c of ages
+a_c, the age of a node being that of its newest leaf, it is the sum of value_c 2^(-(a_c - a) / half_life).
+
+Leaves are written in a ring. If the newest leaf moves from n to m, the ages of all leaves but those between n and m
+grow alike. So a node without any of these keeps its value, and the ascent from the leaves that were written recomputes
+all others. A draw multiplies the values of siblings by their own 2^(-age / half_life), level by level. No exponent is
+positive, so nothing overflows, however long the run.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay.sum_tree import _levels
+from jaxreplay.sum_tree._levels import NONE
+
+LEAST = 2.0**-126  # the smallest float32 that no backend takes for 0
+
+
+@struct.dataclass
+class Fading:
+    """Ages of the leaves of a tree, and how they count.
+
+    Leaves are written in order, `streams` of one age at a time, and the first follows the last.
+
+    Attributes:
+      newest: int32 [], the newest leaf.
+      half_life: float32 [], the age at which half of a leaf's mass is left, at least 2^-20.
+      capacity: number of leaves, a multiple of `streams` (static).
+      streams: number of consecutive leaves of one age (static).
+
+    Examples:
+      >>> tree = jr.samplers.Prioritized(half_life=2.0).init(4).tree
+      >>> int(tree.fading.newest), float(tree.fading.half_life)  # the next leaf is the first
+      (3, 2.0)
+    """
+
+    newest: jax.Array  # []
+    half_life: jax.Array  # []
+    capacity: int = struct.field(pytree_node=False)
+    streams: int = struct.field(pytree_node=False)
+
+    def ages(self, node: jax.Array, width: int = 1) -> jax.Array:
+        """Ages of the newest leaf of each `node` (int32 [..., K, N]), whose leaves are `width` in number."""
+        newest, first = self.newest[..., None, None], node * width
+        last = jnp.minimum(first + (width - 1), self.capacity - 1)
+        is_older = first > newest  # than leaf 0, as the ring has wrapped
+        slot = jnp.where(is_older, last, jnp.minimum(last, newest))
+        streams = jnp.int32(self.streams)
+        rows = jax.lax.div(newest, streams) - jax.lax.div(slot, streams) if self.streams > 1 else newest - slot
+        return rows + jnp.where(is_older, self.capacity // self.streams, 0)
+
+    def faded(self, values: jax.Array, ages: jax.Array, empty: float = 0.0) -> jax.Array:
+        """`values` (float32 [..., K, N]) at these ages. If `empty` is `NONE` they are minima and stay positive."""
+        found = values * jnp.exp2(ages.astype(jnp.float32) * (-1 / self.half_life)[..., None, None])
+        return jnp.where(values < NONE, jnp.maximum(found, LEAST), NONE) if empty else found
+
+    def relative(self, rows: jax.Array, parent: jax.Array, height: int, combine: _levels.Combine) -> jax.Array:
+        """Values of the children of each `parent` [K], `rows` [..., K, N], relative to the parent's newest leaf."""
+        fanout = rows.shape[-1]
+        child = (parent * fanout)[:, None] + jnp.arange(fanout, dtype=jnp.int32)[None]
+        ages = self.ages(child, fanout**height) - self.ages(parent[:, None], fanout ** (height + 1))
+        return self.faded(rows, ages, 0.0 if combine is jnp.add else NONE)

@@ -135,7 +135,10 @@ def leaves_of(tree):
 
 def check_tree(tree):
     """Check that every node above the leaves is the sum (and minimum, maximum) of its children; padding is empty."""
+    fading = tree.fading
     tree = jax.tree.map(lambda nodes: np.asarray(nodes).reshape(-1), tree)
+    if fading is not None:
+        return check_fading(tree, fading)
     assert len(tree.sums[0]) <= (4 * 64 if tree.fanout == 64 else tree.fanout)
     for parents, children in itertools.pairwise(tree.sums):
         sums = children.reshape(-1, tree.fanout).sum(axis=1, dtype=np.float64)
@@ -151,6 +154,23 @@ def check_tree(tree):
             minima = children.reshape(-1, tree.fanout).min(axis=1)
             padding = (0, len(parents) - len(minima))
             np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=_tree.NONE))
+
+
+def check_fading(tree, fading):
+    """Check that every node is the faded sum (and minimum) of its leaves, relative to the newest of them."""
+    row, num_rows = np.arange(tree.capacity) // fading.streams, tree.capacity // fading.streams
+    age = fading.newest // fading.streams - row + np.where(np.arange(tree.capacity) > fading.newest, num_rows, 0)
+    leaf = tree.sums[-1][: tree.capacity].astype(float)
+    for height, nodes in enumerate(reversed(tree.sums)):
+        starts = np.arange(0, tree.capacity, tree.fanout**height)
+        newest = np.minimum.reduceat(age, starts)
+        its = np.repeat(newest, np.diff([*starts, tree.capacity]))
+        masses = leaf * 2.0 ** ((its - age) / fading.half_life)
+        np.testing.assert_allclose(nodes[: len(starts)], np.add.reduceat(masses, starts), rtol=1e-5)
+        assert not np.any(nodes[len(starts) :])
+        if tree.minima is not None:
+            least = np.minimum.reduceat(np.where(leaf > 0, masses, _tree.NONE), starts)
+            np.testing.assert_allclose(tree.minima[-1 - height][: len(starts)], least, rtol=1e-5)
 
 
 @functools.partial(jax.jit, static_argnames=("fanout", "track_minimum"))

@@ -42,11 +42,9 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
     return weights
 
 
-def recent_law(size, power, older=0):
-    """Probabilities of `Recent`, oldest first, of `size` items that follow `older` ones."""
-    rank = np.arange(older + 1, older + size + 1, dtype=np.float64)
-    with np.errstate(divide="ignore"):  # log(0) of rank 1
-        weights = (rank / (older + size)) ** (power + 1) * -np.expm1((power + 1) * np.log1p(-1 / rank))
+def recent_law(size, half_life):
+    """Probabilities of `Recent`, oldest first."""
+    weights = np.exp2(-np.arange(size)[::-1] / half_life)
     return weights / weights.sum()
 
 
@@ -201,6 +199,8 @@ class Ring:
     def age(self, handle):
         return len(self.stored) - 1 - self.handles.index(handle) if self.in_order else -1
 
+    fading_age = age
+
 
 class Shard:
     """A ring of items or of sequences, their priorities and their uses."""
@@ -329,10 +329,9 @@ class ShardedTwin:
             leaves = [1.0] * len(handles)
             if hasattr(self.sampler, "alpha") and any(twin.priorities.leaf[handle] for handle in handles):
                 leaves = [twin.priorities.leaf[handle] for handle in handles]
-            if hasattr(self.sampler, "power"):
-                older = len(twin.handles) - len(handles)
-                assert twin.handles[older:] == handles
-                leaves = recent_law(len(handles), self.sampler.power, older) if handles else []
+            if half_life := getattr(self.sampler, "half_life", None):
+                ages = [twin.ring.fading_age(handle) * self.age_step for handle in handles]
+                leaves = [leaf * 2 ** (-age / half_life) for leaf, age in zip(leaves, ages, strict=True)]
             masses = zip(handles, leaves, strict=True)
             laws.append({handle: leaf / sum(leaves) / len(self.shards) for handle, leaf in masses})
         return laws
@@ -509,6 +508,10 @@ class SequenceTwin:
 
     def age(self, handle):
         return self.num_complete - 1 - handle // self.num_envs
+
+    def fading_age(self, handle):
+        """The age; by the drawable sequences of all streams if some are not drawable."""
+        return self.age(handle) if self.every else (len(self.ever) - 1 - self.ever[handle]) / self.num_envs
 
     def times(self, handle):
         start = handle // self.num_envs * self.stride

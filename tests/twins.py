@@ -41,6 +41,9 @@ SAMPLERS = {
     "max_uses": PER(normalize=None, epsilon=0.0),
     "global, max_uses": PER(1.0, normalize="global"),
     "recent": jr.Recent(half_life=2.5, beta=0.6),
+    "fading": PER(half_life=3.0, epsilon=0.0),
+    "fading global": PER(1.0, half_life=4.0, normalize="global", max_priority="stored", stratified=False),
+    "fading, max_uses": PER(half_life=0.7, normalize=None),
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
     "stored global, max_uses": PER(normalize="global", max_priority="stored", epsilon=0.0),
@@ -295,8 +298,7 @@ class Lane:
                 assert len({handle for _, handle in rows}) == len(rows)
             stratified = getattr(twin.sampler, "stratified", False) and max_age is None
             if stratified and any(map(twin.shards[k].priorities.leaf.get, law)):
-                masses = twin.shards[k].by_slot(twin.shards[k].priorities.leaf)
-                behind = np.cumsum(masses) / sum(masses)
+                behind = np.cumsum(twin.shards[k].by_slot(law)) * len(laws)
                 for row, handle in rows:
                     end = behind[twin.shards[k].ring.slot(handle)]
                     assert row / share - 1e-5 <= end, f"row {row} is before its stratum"

@@ -157,7 +157,11 @@ class ByPriority(Sampler[State]):
             largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
-        return dataclasses.replace(state, tree=index.write(state, slots, leaves, is_new=True, mask=drawable))
+        return self._inserted(state, slots, leaves, drawable)
+
+    def _inserted(self, state: State, slots: jax.Array, leaves: jax.Array, is_item: jax.Array) -> State:
+        state = dataclasses.replace(state, tree=self.index.advance(state, slots, is_item))
+        return dataclasses.replace(state, tree=self.index.write(state, slots, leaves, is_new=True))
 
     def cleared(self, state: State, capacity: int) -> State:
         return dataclasses.replace(state, tree=self.index.emptied(state))
@@ -252,8 +256,8 @@ class ByPriority(Sampler[State]):
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
         empty = dataclasses.replace(self.init(capacity), **numbers)
         slots = np.where(moved.source >= 0, np.arange(capacity, dtype=np.int32), capacity)
-        every = np.ones(capacity, bool)
-        trees = [self.index.write(empty, *rows, is_new=True, mask=every) for rows in zip(slots, leaves, strict=True)]
+        shards = zip(slots, leaves, moved.source >= 0, strict=True)
+        trees = [self._inserted(empty, *rows).tree for rows in shards]
         numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
         numbers |= {"rejected": moved.total(counted.rejected), "tree": jax.tree.map(lambda *x: np.stack(x), *trees)}
         return PrioritizedState(**numbers)

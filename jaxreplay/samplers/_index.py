@@ -22,7 +22,8 @@ class Index:
     - Else it has arrays of its own, a pytree with an attribute `capacity`, and overrides all methods.
 
     The arrays are the field `tree` of the sampler's state. Methods take the whole state, so that the distribution may
-    depend on settings such as `state.alpha`. `init`, `write`, `emptied` and `restrict` return the new `tree`.
+    depend on settings such as `state.alpha`. `init`, `advance`, `write`, `emptied` and `restrict` return
+    the new `tree`.
 
     Examples:
       >>> import dataclasses
@@ -54,6 +55,25 @@ class Index:
         """
         return sum_tree.init(capacity, track_minimum=track_minimum, track_maximum=track_maximum)
 
+    def advance(self, state: Any, slots: jax.Array, is_item: jax.Array) -> Any:
+        """Note insertions before their `write`; by default there is nothing to note.
+
+        Args:
+          state: the sampler's state.
+          slots: int32 [B], distinct where in range, in order of insertion.
+          is_item: bool [B], True for new items, False for slots that are emptied.
+
+        Examples:
+          >>> index, state = (
+          ...     jr.Prioritized(half_life=1.0).index,
+          ...     jr.Prioritized(half_life=1.0).init(4),
+          ... )
+          >>> both = np.array([True, True])
+          >>> int(index.advance(state, np.array([0, 1]), both).fading.newest)
+          1
+        """
+        return state.tree
+
     def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool, mask: Any = None) -> Any:
         """Set leaves.
 
@@ -63,7 +83,7 @@ class Index:
           leaves: float32 [B].
           is_new: True for insertions (static): distinct slots in their order, also those that may not be drawn. False
             for updates: the last occurrence of a repeated slot counts.
-          mask: bool [B]. For updates, rows where it is False are ignored; for insertions, they empty their slots.
+          mask: bool [B] for updates; rows where it is False are ignored.
 
         Examples:
           >>> index, state = jr.samplers.Index(), jr.Prioritized().init(4)
@@ -71,7 +91,7 @@ class Index:
           >>> index.masses(state.replace(tree=tree)).tolist()
           [0.0, 0.0, 1.0, 0.0]
         """
-        return sum_tree.update(state.tree, slots, leaves, mask=None if is_new else mask, unique_indices=is_new)
+        return sum_tree.update(state.tree, slots, leaves, mask=mask, unique_indices=is_new)
 
     def emptied(self, state: Any) -> Any:
         """All leaves 0 again, in place where XLA can.

@@ -27,14 +27,12 @@ class FadingIndex(Index):
         fading = Fading(newest, half_life, capacity, self.streams)
         return dataclasses.replace(super().init(capacity, **tracks), fading=fading)
 
-    def write(self, state: Any, slots: jax.Array, leaves: jax.Array, *, is_new: bool, mask: Any = None) -> Any:
-        if is_new:  # the newest is the last new one
-            fading = state.tree.fading
-            inside = mask & (slots >= 0) & (slots < fading.capacity)
-            last = jnp.max(jnp.where(inside, jnp.arange(slots.size, dtype=jnp.int32), -1))
-            fading = dataclasses.replace(fading, newest=jnp.where(last >= 0, slots[last], fading.newest))
-            state = dataclasses.replace(state, tree=dataclasses.replace(state.tree, fading=fading))
-        return super().write(state, slots, leaves, is_new=is_new, mask=mask)
+    def advance(self, state: Any, slots: jax.Array, is_item: jax.Array) -> Any:
+        fading = state.tree.fading
+        new = is_item & (slots >= 0) & (slots < fading.capacity)
+        last = jnp.max(jnp.where(new, jnp.arange(slots.size, dtype=jnp.int32), -1))
+        fading = dataclasses.replace(fading, newest=jnp.where(last >= 0, slots[last], fading.newest))
+        return dataclasses.replace(state.tree, fading=fading)
 
     def masses(self, state: Any) -> jax.Array:
         fading, leaves = state.tree.fading, sum_tree.leaves(state.tree)

@@ -1,7 +1,7 @@
 """Recent: draws newer items more often; the probability halves with each half-life of the age.
 
 **Draw.** With u uniform in [0, 1), r = log(2) / half_life and n ages, the age is floor(-log(1 - u (1 - e^(-n r))) / r),
-by u or by 1 - u, whichever is smaller: both are precise where they are small.
+or near the other end by 1 - u: both are precise where they are small.
 
 **Precision.** A float32 near n has too few bits to name an age. So the age is computed to a relative precision of
 2^-22, and then moved by a uniform number of up to 2^-13 of itself. The probability changes by that distance in
@@ -78,7 +78,8 @@ class Recent(Sampler[None]):
         count = size.astype(jnp.float32)
         rest, span = jnp.exp(-rate * count), -jnp.expm1(-rate * count)  # the mass behind the oldest, and up to it
         newer, older = _unit(first[0], second[0]), _unit(~first[0], ~second[0])  # sum to 1; a small one is precise
-        place = jnp.where(newer < 0.5, jnp.log1p(-span * newer), jnp.log(rest + span * older)) / -rate
+        part = span * newer
+        place = jnp.where(part < 0.5, jnp.log1p(-part), jnp.log(rest + span * older)) / -rate
         moved = place * 2.0**-12 * ((second[1] >> 8).astype(jnp.float32) * 2.0**-24 - 0.5)
         whole = jnp.floor(place)  # and the rest apart, as a float32 has no room for both
         age = whole.astype(jnp.int32) + jnp.floor(place - whole + moved).astype(jnp.int32)

@@ -37,8 +37,9 @@ def variants(kind):
         yield from (make(kind, **{field.name: choice}) for choice in choices if choice != field.default)
 
 
-SAMPLERS = [make(kind) for kind in CLASSES]
-VARIANTS = [sampler for kind in CLASSES for sampler in variants(kind)]
+FADING = jr.Prioritized(half_life=5.0)
+SAMPLERS = [*map(make, CLASSES), FADING]
+VARIANTS = [*(sampler for kind in CLASSES for sampler in variants(kind)), FADING]
 each = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 CASES = [x if x in SAMPLERS else rarely(x) for x in VARIANTS]
 each_variant = pytest.mark.parametrize("sampler", CASES, ids=repr)
@@ -71,7 +72,8 @@ def test_all_are_found():
 
 
 SETTINGS = [
-    *(jr.Recent(power=power, beta=beta, normalize=None) for power, beta in ((0.0, 1.0), (1.5, 0.5), (10.0, 0.0))),
+    *(jr.Recent(half_life=age, beta=beta, normalize=None) for age, beta in ((1e9, 1.0), (7.0, 0.5), (1.0, 0.0))),
+    jr.Prioritized(half_life=3.0, max_priority="stored", normalize="global", stratified=False),
     *(jr.Prioritized(alpha=alpha, normalize=None, beta=1.0) for alpha in (0.0, 0.5, 1.5)),
     jr.Prioritized(max_priority="stored", normalize="global"),
     jr.Prioritized(max_priority=0.3, epsilon=0.0, stratified=False),
@@ -207,4 +209,5 @@ def test_shards_and_checkpoints(sampler, tmp_path):
     assert_same(fewer, jr.migrate(wide, state, narrow))
     if sampler.by_age:
         rejects("keeps no order", jr.ReservoirBuffer, capacity=4, sampler=sampler)
-        rejects("draws by rank among all items", jr.ReplayBuffer, capacity=4, sampler=sampler, max_uses=1)
+    if not sampler.takes_spent:
+        rejects("draws by age among all items", jr.ReplayBuffer, capacity=4, sampler=sampler, max_uses=1)

@@ -30,6 +30,8 @@ class Buffer(Sized, Generic[S]):
     # The mapped axis over all shards; None for a buffer without shards.
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _num_shards: int = dataclasses.field(default=1, repr=False)
+    # Number of consecutive slots of one `Sample.age`, and the difference to the next ones' age.
+    _slots_of_ages = property(lambda self: (1, float(self._num_shards)))
     # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
     _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _state_kind: ClassVar[type]
@@ -60,11 +62,6 @@ class Buffer(Sized, Generic[S]):
     @abc.abstractmethod
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
-
-    @property
-    def _slots_of_ages(self) -> tuple[int, float]:
-        """Number of consecutive slots of one `Sample.age`, and the difference to the next ones' age."""
-        return 1, 1.0
 
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:

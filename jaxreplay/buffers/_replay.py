@@ -151,10 +151,6 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
     def _batch_axes(self) -> int:
         return self.axes
 
-    @property
-    def _slots_of_ages(self) -> tuple[int, float]:
-        return 1, float(self._num_shards)
-
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
             return state.ring.live()

@@ -40,9 +40,8 @@ def kind(num_slots: int, part: Any) -> Any:
     """Number of slots, structure and sizes of a part of a state, without the fan-out of trees, a backend's choice."""
 
     def its(x: Any) -> Any:
-        if not isinstance(x, SumTree):
-            return jnp.shape(x)
-        return x.capacity, x.minima is None, x.maxima is None, jax.tree.structure(x.fading)
+        is_kept = (getattr(x, name, None) is not None for name in ("minima", "maxima"))
+        return (x.capacity, *is_kept, jax.tree.structure(x.fading)) if isinstance(x, SumTree) else jnp.shape(x)
 
     leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
     return num_slots, treedef, [*map(its, leaves)]

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxreplay._common import checks, xla
 
@@ -94,7 +95,10 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
       >>> score(np.array([0.5, 1.0, 1.9]), np.array([2.0]), 0).tolist()
       [1.0, 1.0, 0.0]
     """
-    return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
+    if not 0 <= hard < easy <= 1:
+        raise ValueError(f"hard={hard}, easy={easy}: must be success rates, 0 <= hard < easy <= 1.")
+    above = np.nextafter(np.float32(hard), np.float32(2))  # the first rate that is more
+    return pools((float(above), easy), (outside, inside, outside))
 
 
 def _check_numbers(name: str, values: tuple[float, ...], most: float, remedy: str) -> tuple[float, ...]:
@@ -119,22 +123,6 @@ class _Pools:
         for threshold, weight in zip(self.thresholds, others, strict=True):
             score = jnp.where(p >= threshold, weight, score)
         return score
-
-
-@checks.config
-class _Band:
-    hard: float = checks.field(checks.check_number, 0, 1, "a success rate")
-    easy: float = checks.field(checks.check_number, 0, 1, "a success rate")
-    inside: float = checks.field(checks.check_number, 0, 1e6, "a score")
-    outside: float = checks.field(checks.check_number, 0, 1e6, "a score")
-
-    def _check_fields(self) -> None:
-        if self.hard >= self.easy:
-            raise ValueError(f"hard={self.hard}: must be less than easy={self.easy}; give the smaller rate first.")
-
-    def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
-        p = successes / trials
-        return jnp.where((p > self.hard) & (p < self.easy), self.inside, self.outside)
 
 
 @checks.config

@@ -132,7 +132,8 @@ class Sampler(abc.ABC, Generic[S]):
 
     def _with_ages(self, streams: int, step: float) -> Self:
         """The same sampler for a buffer in which `streams` consecutive slots have one age, `step` above the next's."""
-        return self
+        kept: Any = self
+        return dataclasses.replace(kept, _ages=(streams, step)) if self.by_age and hasattr(self, "_ages") else self
 
     @abc.abstractmethod
     def init(self, capacity: int) -> S:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class FadingIndex(Index):
     def masses(self, state: Any) -> jax.Array:
         fading, leaves = state.tree.fading, sum_tree.leaves(state.tree)
         slots = jnp.arange(leaves.size, dtype=jnp.int32)[None]
-        return fading.faded(leaves[None], fading.ages(slots))[0]
+        return fading.faded(leaves[None], fading.factor(fading.ages(slots)))[0]
 
     def _sums(self, state: Any) -> Any:
         return state.tree
@@ -95,8 +95,4 @@ class Prioritized(ByPriority):
 
     @property
     def index(self) -> Index:  # pyright: ignore[reportIncompatibleVariableOverride]
-        streams, step = self._ages
-        return Index() if self.half_life is None else FadingIndex(self.half_life / step, streams)
-
-    def _with_ages(self, streams: int, step: float) -> Self:
-        return self if self.half_life is None else dataclasses.replace(self, _ages=(streams, step))
+        return Index() if self.half_life is None else FadingIndex(self.half_life / self._ages[1], self._ages[0])

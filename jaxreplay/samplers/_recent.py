@@ -10,7 +10,7 @@ half-lives squared, which is below the rounding of float32, and no age is left o
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -63,9 +63,6 @@ class Recent(Sampler[None]):
     takes_spent: ClassVar[bool] = False
     _ages: tuple[int, float] = dataclasses.field(default=(1, 1.0), repr=False)
     fills_rows = by_age = property(lambda _: True)
-
-    def _with_ages(self, streams: int, step: float) -> Self:
-        return dataclasses.replace(self, _ages=(streams, step))
 
     def init(self, capacity: int) -> None:
         return None

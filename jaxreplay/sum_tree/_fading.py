@@ -12,9 +12,9 @@ positive, so nothing overflows, however long the run.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from jaxreplay.sum_tree import _levels
 from jaxreplay.sum_tree._levels import NONE
 
 LEAST = 2.0**-126  # the smallest float32 that no backend takes for 0
@@ -53,14 +53,33 @@ class Fading:
         rows = jax.lax.div(newest, streams) - jax.lax.div(slot, streams) if self.streams > 1 else newest - slot
         return rows + jnp.where(is_older, self.capacity // self.streams, 0)
 
-    def faded(self, values: jax.Array, ages: jax.Array, empty: float = 0.0) -> jax.Array:
-        """`values` (float32 [..., K, N]) at these ages. If `empty` is `NONE` they are minima and stay positive."""
-        found = values * jnp.exp2(ages.astype(jnp.float32) * (-1 / self.half_life)[..., None, None])
+    def factor(self, ages: jax.Array) -> jax.Array:
+        """2^(-ages / half_life), float32, for ages int32 [..., K, N]."""
+        return jnp.exp2(ages.astype(jnp.float32) * (-1 / self.half_life)[..., None, None])
+
+    def faded(self, values: jax.Array, factor: jax.Array, empty: float = 0.0) -> jax.Array:
+        """`values` (float32 [..., K, N]) times `factor`. If `empty` is `NONE` they are minima and stay positive."""
+        found = values * factor
         return jnp.where(values < NONE, jnp.maximum(found, LEAST), NONE) if empty else found
 
-    def relative(self, rows: jax.Array, parent: jax.Array, height: int, combine: _levels.Combine) -> jax.Array:
-        """Values of the children of each `parent` [K], `rows` [..., K, N], relative to the parent's newest leaf."""
-        fanout = rows.shape[-1]
-        child = (parent * fanout)[:, None] + jnp.arange(fanout, dtype=jnp.int32)[None]
-        ages = self.ages(child, fanout**height) - self.ages(parent[:, None], fanout ** (height + 1))
-        return self.faded(rows, ages, 0.0 if combine is jnp.add else NONE)
+    def factors(self, parent: jax.Array, height: int, fanout: int) -> jax.Array:
+        """Factors of the children of each `parent` [..., K] relative to its newest leaf, float32 [..., K, fanout]."""
+        width = fanout**height
+
+        def exact(parent: jax.Array) -> jax.Array:
+            child = parent[..., None] * fanout + jnp.arange(fanout, dtype=jnp.int32)
+            return self.factor(self.ages(child, width) - self.ages(parent[..., None], width * fanout))
+
+        def by_row(parent: jax.Array) -> jax.Array:
+            """Most parents have the same factors, which a CPU computes once."""
+            row = (np.arange(1, fanout + 1, dtype=np.int32) * width - 1) // self.streams
+            factor = self.factor(row[-1:] - row)
+            ends = [np.int32(self.capacity - 1)] * (self.capacity % (width * fanout) > 0)
+            for leaf in (self.newest, *ends):
+                one = jax.lax.div(leaf, np.int32(width * fanout))[..., None]
+                factor = jnp.where(parent[:, None] == one[..., None], exact(one), factor)
+            return factor
+
+        if width * fanout % self.streams:
+            return exact(parent)
+        return jax.lax.platform_dependent(parent, cpu=by_row, default=exact)

@@ -42,7 +42,7 @@ def sizes(capacity: int, fanout: int) -> list[int]:
     return [roots, *(parents * fanout for parents in nodes[:-1])]
 
 
-def build(nodes: jax.Array, capacity: int, fanout: int, combine: Combine, empty: float, fading: Any = None) -> Levels:
+def build(nodes: jax.Array, capacity: int, fanout: int, combine: Combine, empty: float, fading: Any) -> Levels:
     """Levels from the roots to the leaves `nodes` [..., capacity]; `empty` is the value of no leaves."""
     levels, leading = [], nodes.shape[:-1]
     for height, size in enumerate(reversed(sizes(capacity, fanout)), -1):
@@ -57,7 +57,8 @@ def _parents(rows: jax.Array, node: jax.Array | None, combine: Combine, fading: 
     """Values of the parents `node` [K], by default all in order, of siblings `rows` [..., K, fanout] at `height`."""
     if fading is not None:
         node = jnp.arange(rows.shape[-2], dtype=jnp.int32) if node is None else node
-        rows = fading.relative(rows, node, height, combine)
+        factor = fading.factors(node, height, rows.shape[-1])
+        rows = fading.faded(rows, factor, 0.0 if combine is jnp.add else NONE)
     return fold(rows, combine, rows.shape[-1] >= WIDE)
 
 
@@ -103,13 +104,7 @@ def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
 
 
 def ascend(
-    levels: Levels,
-    target: jax.Array | None,
-    values: jax.Array,
-    node: jax.Array,
-    fanout: int,
-    combine: Combine,
-    fading: Any = None,
+    levels: Levels, target: Any, values: jax.Array, node: jax.Array, fanout: int, combine: Combine, fading: Any = None
 ) -> Levels:
     """Write `values` [B] to leaves `target` [B], or none, and recompute all ancestors of leaves `node` [B]."""
     *above, lowest = levels
@@ -133,6 +128,11 @@ def ascend(
 @functools.partial(jax.jit, static_argnames="fanout")
 def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
     return jax.lax.div(node, jnp.int32(fanout))
+
+
+@functools.partial(jax.jit, static_argnames=("fanout", "combine", "height"))
+def _values(children, node, fading, *, fanout, combine, height):
+    return _parents(read_rows(children, node, fanout), node, combine, fading, height)
 
 
 @functools.partial(jax.jit, static_argnames=("fanout", "combine", "height"))

@@ -86,8 +86,13 @@ def _fade(tree: "SumTree", height: int, empty: float, rows: Any, first: Any) -> 
     """Values of the nodes `rows` of a level relative to the newest leaf of all; arguments as of `_patch`."""
     if tree.fading is None:
         return rows
+    fading, width = tree.fading, tree.fanout**height
+    if rows.shape[-1] == tree.fanout and width * tree.fanout <= tree.capacity and jnp.ndim(first):  # siblings
+        parent = jax.lax.div(first, jnp.int32(tree.fanout))
+        factor = fading.factor(fading.ages(parent[:, None], width * tree.fanout))
+        return fading.faded(rows, factor * fading.factors(parent, height, tree.fanout), empty)
     node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
-    return tree.fading.faded(rows, tree.fading.ages(node, tree.fanout**height), empty)
+    return fading.faded(rows, fading.factor(fading.ages(node, width)), empty)
 
 
 def _sums_at_ends(run: Restricted, levels: _levels.Levels, combine: _levels.Combine, empty: float) -> _levels.Levels:

@@ -372,20 +372,18 @@ def _of_leaves(leaves: jax.Array, fanout: int, track_minimum: bool) -> SumTree:
     if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
         raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {ring.MAX_CAPACITY}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
-    return _built(leaves, fanout, track_minimum, False)
+    return _built(leaves, fanout, track_minimum, False, None)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _built(
-    leaves: jax.Array, fanout: int, track_minimum: bool, track_maximum: bool, fading: Fading | None = None
-) -> SumTree:
+def _built(leaves: jax.Array, fanout: int, track_minimum: bool, track_maximum: bool, fading: Any) -> SumTree:
     """A tree of leaves [..., capacity]."""
     capacity = leaves.shape[-1]
-    build = functools.partial(_levels.build, capacity=capacity, fanout=fanout)
+    build = functools.partial(_levels.build, capacity=capacity, fanout=fanout, fading=fading)
     positive = jnp.where(leaves > 0, leaves, NONE)
-    minima = build(positive, combine=jnp.minimum, empty=NONE, fading=fading) if track_minimum else None
-    maxima = build(leaves, combine=jnp.maximum, empty=0.0)[:-1] if track_maximum else None
-    return SumTree(build(leaves, combine=jnp.add, empty=0.0, fading=fading), minima, capacity, fanout, maxima, fading)
+    minima = build(positive, combine=jnp.minimum, empty=NONE) if track_minimum else None
+    maxima = build(leaves, combine=jnp.maximum, empty=0.0, fading=None)[:-1] if track_maximum else None
+    return SumTree(build(leaves, combine=jnp.add, empty=0.0), minima, capacity, fanout, maxima, fading)
 
 
 def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:

@@ -5,7 +5,8 @@ Each study writes a result file (`report` in `examples/studies/experiment.py`); 
 
 - A row of the table of studies names figures of the file that its last cell links to: `return: -145 [-156, -134]`. All
   its numbers are replaced, with as many digits as before; the number of seeds and the command too.
-- In another table of a section that links to result files, a cell shows the figure "ROW, COLUMN" of these files.
+- In another table of a section that links to result files, a cell shows the figure "ROW, COLUMN" of these files. ROW
+  is the first cell, without a verdict before it such as "helps: ".
 """
 
 import json
@@ -71,7 +72,7 @@ def filled(page: str, records: dict[str, Any]) -> str:
                 name, *texts = cells(line)
                 found = [name]
                 for column, text in zip(header[1:], texts, strict=True):
-                    key = f"{name}, {column}"
+                    key = f"{name.rpartition(': ')[2]}, {column}"
                     (figure,) = [of_file[key] for of_file in figures if key in of_file]  # in one file alone
                     found.append(updated(figure, text))
                 lines[number] = f"| {' | '.join(found)} |"

@@ -29,6 +29,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "quickstart.py": ("quickstart.png", 1),
     "studies/cliffwalk.py": ("studies/results/cliffwalk.png", 1),
     "studies/curriculum.py": ("studies/results/curriculum.png", 1),
+    "studies/fading.py": ("studies/results/fading.png", 1),
     "agents/her.py": ("studies/results/her.png", 0.51),
     "studies/how_large.py": ("studies/results/how_large.png", 1),
     "agents/levels.py": ("studies/results/levels.png", 1),

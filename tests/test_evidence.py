@@ -68,6 +68,19 @@ def test_programs_whose_docstrings_have_figures():
     assert {"r2d2", "her", "nfsp", "rlpd", "levels", "cliffwalk", "rae"} <= shown
 
 
+BETTER = ("how_large", "n = 10,", "n = 1,"), ("sweep", "n 8,", "n 1,"), ("sweep", "alpha 0.9,", "alpha 0,")
+
+
+def test_the_counts_of_the_page_of_buffers_are_those_of_the_result_files():
+    """In how many cells one value of a setting has a higher return than another."""
+    page = " ".join((ROOT / ".docs/pages/buffers.md").read_text().split())
+    patterns = r"in (\d+) of (\d+) cells", r"n = 8 beat n = 1 in (\d+) of (\d+)", r"alpha 0.9 beat 0 in (\d+) of (\d+)"
+    for pattern, (name, value, other) in zip(patterns, BETTER, strict=True):
+        figures = {key: figure["value"] for key, figure in RECORDS[f"{name}.json"]["figures"].items()}
+        wins = [x > figures[key.replace(value, other)] for key, x in figures.items() if value in key]
+        assert [int(count) for count in re.search(pattern, page).groups()] == [sum(wins), len(wins)]
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_intervals_are_those_of_the_seeds(name):
     for figure in RECORDS[name]["figures"].values():

@@ -19,6 +19,8 @@ as Zhang and Sutton found; Acrobot is best with the largest. With n below 10, Ca
 """
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,21 +36,18 @@ CAPACITIES = (1_000, 10_000)  # and all
 NUM_ENVS, WARMUP, LEARNING_RATE = 16, 64, 1e-3
 
 
-def uniform(config: Config, sequence_length: int) -> jr.SequenceBuffer:
-    return jr.SequenceBuffer(length=config.length, num_envs=NUM_ENVS, sequence_length=sequence_length)
-
-
-def run(task: str, updates: int, capacities: tuple[int, ...], keys: jax.Array) -> np.ndarray:
-    """Returns [N, capacities, seeds]; a return is the mean of the second half."""
+def run(
+    updates: int, n: Sequence[int], capacities: Sequence[int], keys: jax.Array, half_lives: Any = None, **how: Any
+) -> np.ndarray:
+    """Returns of the second half [lanes, seeds], by sequences [lanes]; the last capacity is the whole run."""
     steps = capacities[-1] // NUM_ENVS - WARMUP
     sizes = {"steps": steps, "num_envs": NUM_ENVS, "warmup": WARMUP, "length": steps + WARMUP}
-    config = Config(task=TASKS[task], max_n=N[-1], max_updates=updates, **sizes)
-    n, capacity = map(jnp.array, zip(*itertools.product(N, capacities), strict=True))
-    same = jnp.ones_like(n)
-    settings = Setting(None, n, LEARNING_RATE * same, updates * same, max_age=capacity // NUM_ENVS)
-    returns, times = sweep(config, keys, settings, make_buffer=uniform)
-    print(f"{task}, {updates} per {NUM_ENVS} steps: {times}")
-    return returns.reshape(len(N), len(capacities), -1)
+    config = Config(max_n=max(n), max_updates=updates, **sizes, **how)
+    same, ages = jnp.ones(len(n), int), jnp.array(capacities) // NUM_ENVS
+    settings = Setting(None, jnp.array(n), LEARNING_RATE * same, updates * same, ages, half_lives)
+    returns, times = sweep(config, keys, settings)
+    print(f"{config.task}, {updates} per {NUM_ENVS} steps: {times}")
+    return returns
 
 
 def main() -> None:
@@ -58,7 +57,9 @@ def main() -> None:
     names = [*(f"{x:,}" for x in capacities[:-1]), "all"]
     panels, figures = {}, {}
     for task, updates in itertools.product(tasks, ratios):
-        case, x = f"{task}, {updates} per {NUM_ENVS} steps", run(task, updates, capacities, args.keys)
+        case, lanes = f"{task}, {updates} per {NUM_ENVS} steps", zip(*itertools.product(N, capacities), strict=True)
+        x = run(updates, *lanes, args.keys, task=TASKS[task], sampler=jr.Uniform())
+        x = x.reshape(len(N), len(capacities), -1)
         panels[case] = {f"n = {n}": x[i].T for i, n in enumerate(N)}
         for (i, n), (j, name) in itertools.product(enumerate(N), enumerate(names)):
             figures[f"{case}, n = {n}, capacity {name}"] = x[i, j]

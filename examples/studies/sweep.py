@@ -41,6 +41,7 @@ ALPHA, N = (0.0, 0.3, 0.6, 0.9), (1, 2, 4, 8)
 LEARNING_RATE, UPDATES = (5e-4, 2e-3), (1, 2)
 BATCH, WIDTH, GAMMA, TARGET_RATE = 32, 32, 0.99, 0.02
 EPSILON, EXPLORATION = 0.05, 0.2  # fraction of the steps in which epsilon falls from 1
+PER = jr.Prioritized()
 SETTINGS = [*itertools.product(ALPHA, N, LEARNING_RATE, UPDATES)]
 
 
@@ -55,11 +56,13 @@ class Config:
     length: int = 1_024  # steps kept per environment
     max_n: int = N[-1]  # the largest of all settings
     max_updates: int = UPDATES[-1]
+    sampler: jr.samplers.Sampler = PER
+    swap: int = 0  # if not 0, the first and the last action change places whenever this many steps have passed
 
 
 # The values that are swept: numbers, or arrays with an axis for `jax.vmap`. Without alpha the buffer has none, or its
-# own. A `max_age` restricts draws to the newest sequences of each environment.
-Setting = namedtuple("Setting", "alpha n learning_rate updates max_age", defaults=(None,))
+# own. A `max_age` restricts draws to the newest sequences of each environment. A `half_life` needs a sampler with one.
+Setting = namedtuple("Setting", "alpha n learning_rate updates max_age half_life", defaults=(None, None))
 
 
 @struct.dataclass
@@ -72,23 +75,15 @@ class State:
     opt: optax.OptState
 
 
-def sequences(config: Config, sequence_length: int) -> jr.SequenceBuffer:
-    """A prioritized buffer."""
-    sizes = {"length": config.length, "num_envs": config.num_envs, "sequence_length": sequence_length}
-    return jr.SequenceBuffer(**sizes, sampler=jr.Prioritized())
-
-
-def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> Callable[..., jax.Array]:
-    """A function of a key and a `Setting`: the mean return of the episodes that end in the second half of the training.
-
-    `make_buffer` returns an object with the methods init, add, sample and update of `jr.SequenceBuffer`.
-    """
+def make_train(config: Config) -> Callable[..., jax.Array]:
+    """A function of a key and a `Setting`: the mean return of the episodes that end in the second half of the run."""
     env, env_params = gymnax.make(config.task)
     hidden = [nn.Dense(WIDTH), nn.relu, nn.Dense(WIDTH), nn.relu]
     network = nn.Sequential(
         [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), *hidden, nn.Dense(env.num_actions)]
     )
-    buffer = make_buffer(config, config.max_n + 1)
+    sizes = {"length": config.length, "num_envs": config.num_envs, "sequence_length": config.max_n + 1}
+    buffer = jr.SequenceBuffer(**sizes, sampler=config.sampler)
 
     def seen(obs: jax.Array) -> jax.Array:
         return obs > 0 if config.task == "Catch-bsuite" else obs
@@ -110,17 +105,23 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
         replay = buffer.init(rows)
         if setting.alpha is not None:
             replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha))
+        if setting.half_life is not None:
+            tree = replay.sampler.tree
+            tree = tree.replace(fading=tree.fading.replace(half_life=setting.half_life))
+            replay = replay.replace(sampler=replay.sampler.replace(tree=tree))
         params = network.init(params_key, obs)
         return State(env_state, obs, replay, params, params, optax.adam(1.0).init(params))
 
-    def act(state: State, key: jax.Array, epsilon: jax.Array | float) -> tuple[State, tuple[jax.Array, jax.Array]]:
-        """The state after one step; rewards [num_envs], and True if an episode ended."""
+    def act(state: State, key: jax.Array, epsilon: jax.Array | float, t: jax.Array | int = 0) -> tuple[State, Any]:
+        """The state after step t; rewards [num_envs], and True if an episode ended."""
         explore_key, action_key, env_key = jax.random.split(key, 3)
         greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
         random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
         action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
         keys = jax.random.split(env_key, config.num_envs)
-        env_state, obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(state.env, action, keys)
+        swapped = t // config.swap % 2 == 1 if config.swap else False
+        done = jnp.where(swapped, env.num_actions - 1 - action, action)
+        env_state, obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(state.env, done, keys)
         row = {"obs": state.obs, "action": action, "reward": reward}
         row |= {"terminated": terminated, "truncated": truncated, "step": step}
         replay = buffer.add(state.buffer, jax.tree.map(lambda x: x[None], row))
@@ -154,11 +155,13 @@ def make_train(config: Config, make_buffer: Callable[..., Any] = sequences) -> C
 
     def train(key: jax.Array, setting: Setting) -> jax.Array:
         def step(state: State, t: jax.Array) -> tuple[State, Any]:
-            act_key, *keys = jax.random.split(jax.random.fold_in(key, t), 1 + config.max_updates)
-            state, result = act(state, act_key, explore(t))
-            for k, key_of_update in enumerate(keys):
-                state = learn(state, key_of_update, setting, k >= setting.updates)
-            return state, result
+            keys = jax.random.split(jax.random.fold_in(key, t), 1 + config.max_updates)
+            state, result = act(state, keys[0], explore(t), t)
+
+            def update(state: State, k: jax.Array) -> tuple[State, None]:
+                return learn(state, keys[1 + k], setting, k >= setting.updates), None
+
+            return jax.lax.scan(update, state, jnp.arange(config.max_updates))[0], result
 
         keys = jax.random.split(jax.random.fold_in(key, config.steps), 1 + config.warmup)
         state, _ = jax.lax.scan(lambda state, key: act(state, key, 1.0), init(keys[0], setting), keys[1:])
@@ -178,9 +181,9 @@ def timed(train: Callable[..., jax.Array], *arguments: Any) -> tuple[np.ndarray,
     return result, f"compile {middle - start:.1f} s, run {time.perf_counter() - middle:.1f} s"
 
 
-def sweep(config: Config, keys: jax.Array, settings: Setting, **how: Any) -> tuple[np.ndarray, str]:
+def sweep(config: Config, keys: jax.Array, settings: Setting) -> tuple[np.ndarray, str]:
     """Returns [settings, seeds] of one program for all, and its times."""
-    lanes = jax.vmap(jax.vmap(make_train(config, **how), in_axes=(0, None)), in_axes=(None, 0))
+    lanes = jax.vmap(jax.vmap(make_train(config), in_axes=(0, None)), in_axes=(None, 0))
     return timed(lanes, keys, settings)
 
 

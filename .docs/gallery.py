@@ -41,7 +41,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "studies/sweep.py": ("studies/results/sweep.png", 1),
     "studies/when_priorities_help.py": ("studies/results/when_priorities_help.png", 1),
 }
-PROGRAMS = tuple(f"agents/{name}.py" for name in ("dqn", "sac", "minatar", "multi_device", "sebulba"))
+PROGRAMS = tuple(f"agents/{name}.py" for name in ("dqn", "sac", "fast_td3", "minatar", "multi_device", "sebulba"))
 NOTEBOOKS = {"looking_inside": 1}  # the number of the output to show
 BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"
 Names = dict[str, Any]  # that a recipe binds

@@ -21,7 +21,7 @@ import jaxreplay as jr
 ROOT = pathlib.Path(__file__).parent.parent
 AGENTS = sorted((ROOT / "examples/agents").glob("*.py"))
 PACKAGES = {"jaxreplay", "jax", "flax", "optax", "numpy", "matplotlib", "tqdm", "gymnax", "gymnasium"}
-LONG = {"r2d2", "levels", "sebulba"}  # may have 200 lines, the others 150
+LONG = {"fast_td3", "r2d2", "levels", "sebulba"}  # may have 200 lines, the others 150
 
 
 def imported(tree):

@@ -14,7 +14,8 @@ from jaxreplay import sum_tree
 from jaxreplay._common import devices
 from jaxreplay.inspection import _memory
 
-GUIDE = (pathlib.Path(__file__).parents[2] / ".docs/pages/guides/sequences.md").read_text()
+GUIDES = pathlib.Path(__file__).parents[2] / ".docs/pages/guides"
+GUIDE, OF_MANY = ((GUIDES / f"{name}.md").read_text() for name in ("sequences", "many_environments"))
 # Argument sizes of programs that XLA compiled for a TPU v5e: bytes of arrays of these shapes, by dtype.
 ON_TPU = {
     "bool": ":512 70x128:9216",
@@ -183,17 +184,13 @@ def rows(*leading, **leaves):
 
 STEP = dict.fromkeys(("terminated", "truncated", "step"), "bool") | {"reward": "float32"}
 FRAME = STEP | {"frame": "uint8 84 84", "action": "int32"}
-ROW = STEP | {"obs": "float32 300", "action": "float32 30"}
 STACK = {"S": "uint8 84 84 4", "A": "int32", "Rn": "float32", "In": "float32", "S_next": "uint8 84 84 4"}
 LARGE, SEQUENCES = (jr.ReplayBuffer(capacity=capacity, sampler=PER) for capacity in (10**6, 25_000))
 STREAMS = {"length": 20_000, "num_envs": 50, "sequence_length": 7}
-MANY = {"length": 1024, "num_envs": 4096, "sequence_length": 4}
 TABLE = {
     "`SequenceBuffer`, single frames": (jr.SequenceBuffer(**STREAMS, sampler=PER), rows(1, 50, **FRAME)),
     "`ReplayBuffer`, 3-step transitions of stacks of 4": (LARGE, rows(1, **STACK)),
     "`ReplayBuffer`, sequences of 80 steps, one every 40": (SEQUENCES, rows(1, 80, **FRAME)),
-    "`SequenceBuffer`, single rows": (jr.SequenceBuffer(**MANY), rows(1, 4096, **ROW)),
-    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=2**22), rows(4096, **ROW, next_obs=ROW["obs"])),
 }
 
 
@@ -202,3 +199,25 @@ def test_the_guide_has_these_bytes(row):
     sizes = [_memory.short(jr.memory(*TABLE[row], backend=backend).total) for backend in ("gpu", "tpu")]
     line = next(line for line in GUIDE.splitlines() if line.startswith(f"| {row}"))
     assert [cell.strip() for cell in line.split("|")[2:4]] == sizes
+
+
+def of_many(kind, dtype, num_envs):
+    """A buffer for 1,024 rows of each of many environments, and the rows."""
+    leaves = {"actor": f"{dtype} 100", "critic": f"{dtype} 150"}
+    row = STEP | {"reward": dtype, "action": f"{dtype} 30"} | leaves
+    if kind == "steps":
+        return jr.SequenceBuffer(length=1024, num_envs=num_envs, sequence_length=4), rows(1, num_envs, **row)
+    row |= {f"next_{name}": text for name, text in leaves.items()}
+    return jr.ReplayBuffer(capacity=1024 * num_envs), rows(num_envs, **row)
+
+
+@pytest.mark.parametrize("backend", ["gpu", "tpu"])
+@pytest.mark.parametrize(
+    ("row", "kind", "dtype"),
+    [("steps in b", "steps", "bfloat16"), ("steps in f", "steps", "float32"), ("transitions", "", "float32")],
+)
+def test_the_guide_to_many_environments_has_these_bytes(row, kind, dtype, backend):
+    line = next(line for line in OF_MANY.splitlines() if line.startswith(f"| {row}"))
+    made = [of_many(kind, dtype, num_envs) for num_envs in (1_024, 4_096, 8_192)]
+    sizes = [_memory.short(jr.memory(*x, backend=backend).total) for x in made]
+    assert [cell.strip() for cell in line.split("|")[2:5]] == sizes

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, foreign_names, layouts, ring, xla
+from jaxreplay._common import checks, foreign_names, layouts, ring, shown, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._shards import room
 from jaxreplay.sum_tree import SumTree
@@ -30,7 +30,19 @@ class State(layouts.BackendState):
     sampler: Any
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
+    _noun: ClassVar = "items"
+    _item_axis: ClassVar = 1  # of the storage, where the shapes of items begin that `repr` shows
     locals()["__getattr__"] = foreign_names.missing
+
+    def _contents(self) -> tuple[str, dict[str, Any]]:
+        words, lanes = shown.held(self.ring, lambda ring: ring.size, self.ring.capacity, self._noun)
+
+        def item(x: Any) -> Any:
+            return jax.ShapeDtypeStruct(x.shape[lanes + self._item_axis :], x.dtype)
+
+        items = jax.tree.map(item, self.storage, is_leaf=layouts.is_leaf)
+        others = {name: x for name, x in vars(self).items() if name not in ("storage", "ring", "rows", "sequences")}
+        return words, {"": items, **others}
 
 
 S = TypeVar("S", bound=State)
@@ -91,7 +103,7 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
     buffer._check_state(treedef.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]))
 
 
-class Sized(abc.ABC):
+class Sized(metaclass=shown.AbstractKind):
     """Base of buffers and wrappers: `size`, `is_empty`, `can_sample`."""
 
     is_sharded: ClassVar[bool] = False

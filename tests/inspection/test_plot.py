@@ -157,7 +157,7 @@ def test_errors(monkeypatch):
     rejects("state: is traced", jax.eval_shape, lambda: jr.plot(buffer, buffer.init(np.zeros(2, np.float32))))
     rejects(r"buffer=DifficultyPools.*must be a buffer of jaxreplay", jr.plot, pools, pools.init())
     swapped = buffer.init(np.zeros((2, 9), np.float32))
-    rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.plot, swapped, buffer)  # in one line
+    rejects(r"^buffer=ReplayState\(. of . items, .{1,60}: must be", jr.plot, swapped, buffer)  # in one line
     rejects("capacity=5", jr.plot, jr.ReplayBuffer(capacity=5), buffer.init(np.zeros(2, np.float32)))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     rejects(r"matplotlib.*jaxreplay\[plots\]", jr.plot, buffer, buffer.init(np.zeros(2, np.float32)), error=ImportError)

@@ -567,7 +567,7 @@ def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
     ends = terminated | truncated
     wrong = functools.partial(rejects, error=AssertionError)
     wrong(
-        f"^{testing.CONTINUES}: .*\\[\\[[0-9]+, [01]\\]\\], \\[time, env\\]",
+        "^within an episode s_next is s of the next row: .*\\[\\[[0-9]+, [01]\\]\\], \\[time, env\\]",
         check,
         s,
         s_next,
@@ -575,7 +575,7 @@ def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
         truncated & False,
     )
     wrong(
-        f"^{testing.TIME_LIMIT}: the [0-9]+ terminated episodes have \\{{5\\}} steps",
+        "^a time limit truncates, and a terminal state terminates: the [0-9]+ terminated episodes have \\[5\\] steps",
         check,
         s,
         s_next,
@@ -583,14 +583,36 @@ def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
         terminated,
     )
     if autoreset == "next-step":
-        wrong(f"^{testing.RESTARTS}: .* give mask=~resets", testing.check_stream, s, s_next, terminated, truncated)
+        wrong(
+            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* give mask=~resets",
+            testing.check_stream,
+            s,
+            s_next,
+            terminated,
+            truncated,
+        )
         some = ~resets | (np.arange(200) < 100)[:, None]
-        wrong(f"^{testing.RESTARTS}: .* give mask=~resets", check, s, s_next, terminated, truncated, mask=some)
+        wrong(
+            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* give mask=~resets",
+            check,
+            s,
+            s_next,
+            terminated,
+            truncated,
+            mask=some,
+        )
     else:
         late = np.roll(terminated, 1, axis=0), np.roll(truncated, 1, axis=0)
-        wrong(f"^{testing.CONTINUES}: not so in [0-9]+ rows", check, s, s_next, *late)
+        wrong("^within an episode s_next is s of the next row: not so in [0-9]+ rows", check, s, s_next, *late)
         lost = np.where(ends, np.roll(s, -1, axis=0), s_next)
-        wrong(f"^{testing.RESTARTS}: .* must be the final observation", check, s, lost, terminated, truncated)
+        wrong(
+            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* must be the final observation",
+            check,
+            s,
+            lost,
+            terminated,
+            truncated,
+        )
     rejects("no episode ends before the last row", check, s, s_next, ends & False, ends & False)
 
 

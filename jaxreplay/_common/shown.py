@@ -1,6 +1,7 @@
-"""Texts of states and batches for people: counts and shapes, in at most six lines and without a wait."""
+"""Texts of states and batches for people: counts and types, in at most six lines and without a wait."""
 
 import abc
+import collections
 import math
 import textwrap
 from collections.abc import Callable
@@ -8,34 +9,24 @@ from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
-import numpy as np
 
 from jaxreplay._common import checks, xla
 
 HIDDEN = "__annotations__", "__dataclass_fields__", "__dataclass_params__", "__match_args__"
-NO_BREAK = "\xa0"
-wrapped = textwrap.TextWrapper(
-    100, subsequent_indent="  ", max_lines=6, placeholder=" ...)", break_long_words=False, break_on_hyphens=False
-).wrap
+LINES = textwrap.TextWrapper(100, "", "  ", break_on_hyphens=False, max_lines=6, placeholder=" ...)")
 
 
-class Kind(type):
+class Kind(abc.ABCMeta):
     """Class of the classes whose `help` does not end with what a dataclass keeps of its fields."""
 
     def __dir__(cls) -> list[str]:
         return [x for x in super().__dir__() if x not in HIDDEN]
 
 
-class AbstractKind(Kind, abc.ABCMeta):
-    """The same for abstract classes."""
-
-
 class Shown(metaclass=Kind):
     """Base of pytrees with a short `repr`; their dataclass would write all numbers."""
 
-    def __init_subclass__(cls, **settings: Any) -> None:
-        super().__init_subclass__(**settings)
+    def __init_subclass__(cls) -> None:
         cls.__repr__ = _text  # a dataclass keeps a method of the class itself
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
@@ -45,10 +36,10 @@ class Shown(metaclass=Kind):
 
 def held(counters: Any, size_of: Callable[[Any], Any], capacity: int, noun: str) -> tuple[str, int]:
     """`size_of(counters)` in words, by shard and lane, "?" if that needs a wait; and the number of axes of these."""
-    sizes, leaves, count = jax.eval_shape(size_of, counters).shape, jax.tree.leaves(counters), "?"
+    leaves, sizes, count = jax.tree.leaves(counters), jax.eval_shape(size_of, counters).shape, "?"
     if math.prod(sizes) and all(map(_is_here, leaves)):
-        found = np.asarray(size_of(jax.tree.map(xla.on_host, counters)))
-        count = " to ".join(f"{x:,}" for x in sorted({found.min(), found.max()}))
+        found = size_of(jax.tree.map(xla.on_host, counters))
+        count = " to ".join(f"{x:,}" for x in sorted({int(found.min()), int(found.max())}))
     spec = getattr(getattr(leaves[0], "sharding", None), "spec", ())
     axes = [f"{n:,} {'shards' if any(spec[i : i + 1]) else 'lanes'}" for i, n in enumerate(sizes)]
     return f"{count} of {capacity:,} {noun}" + " in each of " * bool(axes) + " of ".join(axes), len(axes)
@@ -64,9 +55,9 @@ def short(num_bytes: float) -> str:
 
 def _is_here(x: Any) -> bool:
     """True if an array's values are known without waiting for a device."""
-    if hasattr(x, "is_ready") and not isinstance(x, jax.core.Tracer):
-        return not x.is_deleted() and x.is_fully_addressable and x.is_ready()
-    return isinstance(x, np.ndarray | np.generic)
+    if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) or getattr(x, "is_deleted", bool)():
+        return False
+    return getattr(x, "is_fully_addressable", True) and getattr(x, "is_ready", lambda: True)()
 
 
 def _array(x: Any) -> tuple[str, int] | None:
@@ -77,32 +68,20 @@ def _array(x: Any) -> tuple[str, int] | None:
         return None
 
 
-def _is_listed(x: Any) -> bool:
-    return isinstance(x, Shown) or _array(x) is not None
-
-
 def _text(self: Any) -> str:
     """The `repr` of a `Shown`."""
     leaves = jax.tree.leaves([*vars(self).values()])
     is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    note = " (traced)" * is_traced or " (donated)" * any(getattr(x, "is_deleted", bool)() for x in leaves)
     try:
         words, parts = self._contents()
     except Exception:  # JAX, and its users, also put other objects where the arrays belong
         words, parts = "", vars(self)
-    num_bytes = sum(found[1] for found in map(_array, leaves) if found)
-    note = " (traced)" * is_traced or " (donated)" * any(getattr(x, "is_deleted", bool)() for x in leaves)
-    named = []
-    for name, part in parts.items():
-        for path, x in jax.tree_util.tree_leaves_with_path(part, is_leaf=_is_listed):
-            place = jax.tree_util.keystr(path, simple=True, separator=".")
-            named.append(f"{'.'.join(filter(None, (name, place))) or 'items'} {_leaf_text(x)}".replace(" ", NO_BREAK))
-    text = f"{type(self).__name__}({f'{words}, ' * bool(words)}{short(num_bytes)}{note}; {', '.join(named)})"
-    return "\n".join(wrapped(text)).replace(NO_BREAK, " ")
-
-
-def _leaf_text(x: Any) -> str:
-    """A number if it is known, else the type."""
-    if not (found := _array(x)):
-        return type(x).__name__ if isinstance(x, Shown) else checks.brief(x)
-    is_number = x.shape == () and _is_here(x) and any(jnp.issubdtype(x.dtype, kind) for kind in checks.REAL)
-    return f"{xla.on_host(x).item():.6g}" if is_number else found[0]
+    size = short(sum(found[1] for found in map(_array, leaves) if found)) + note
+    parts, listed = collections.OrderedDict(parts), []
+    for path, x in jax.tree_util.tree_leaves_with_path(parts, lambda x: isinstance(x, Shown) or _array(x) is not None):
+        name = jax.tree_util.keystr(path, simple=True, separator=".").strip(".") or "items"
+        kind = found[0] if (found := _array(x)) else type(x).__name__ if isinstance(x, Shown) else checks.brief(x)
+        listed.append(f"{name} {kind}".replace(" ", "\xa0"))  # stays in one line
+    text = f"{type(self).__name__}({f'{words}, ' * bool(words)}{size}; {', '.join(listed)})"
+    return "\n".join(LINES.wrap(text)).replace("\xa0", " ")

@@ -30,17 +30,15 @@ class State(layouts.BackendState):
     sampler: Any
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
-    _noun: ClassVar = "items"
-    _item_axis: ClassVar = 1  # of the storage, where the shapes of items begin that `repr` shows
+    _noun: ClassVar = "items", 1  # and the axis of the storage at which `repr` lets an item begin
     locals()["__getattr__"] = foreign_names.missing
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
-        words, lanes = shown.held(self.ring, lambda ring: ring.size, self.ring.capacity, self._noun)
-
-        def item(x: Any) -> Any:
-            return jax.ShapeDtypeStruct(x.shape[lanes + self._item_axis :], x.dtype)
-
-        items = jax.tree.map(item, self.storage, is_leaf=layouts.is_leaf)
+        words, axes = shown.held(self.ring, lambda ring: ring.size, self.ring.capacity, self._noun[0])
+        axes += self._noun[1]
+        items = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), self.storage, is_leaf=layouts.is_leaf
+        )
         others = {name: x for name, x in vars(self).items() if name not in ("storage", "ring", "rows", "sequences")}
         return words, {"": items, **others}
 
@@ -103,7 +101,7 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
     buffer._check_state(treedef.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]))
 
 
-class Sized(metaclass=shown.AbstractKind):
+class Sized(metaclass=shown.Kind):
     """Base of buffers and wrappers: `size`, `is_empty`, `can_sample`."""
 
     is_sharded: ClassVar[bool] = False

@@ -5,9 +5,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxreplay.testing import _rules as rules
-from jaxreplay.testing._buffers import rule
-
 
 def check_stream(s: Any, s_next: Any, terminated: Any, truncated: Any, *, mask: Any = None) -> str:
     """Check the steps of an environment, as `NStep.add` and `n_step_transitions` take them, and name its autoreset.
@@ -40,32 +37,27 @@ def check_stream(s: Any, s_next: Any, terminated: Any, truncated: Any, *, mask: 
       >>> testing.check_stream(s, s + 1, ends, no)
       'same-step'
     """
-    terminated, truncated = (np.asarray(jax.device_get(x)) != 0 for x in (terminated, truncated))
-    is_step = np.ones_like(terminated) if mask is None else np.asarray(jax.device_get(mask))
+    terminated, truncated = (np.asarray(x) != 0 for x in (terminated, truncated))
+    is_step = np.full_like(terminated, True) if mask is None else np.asarray(mask)
     ends = (terminated | truncated) & is_step
     after = ends[:-1]  # an end is in the row before
     if not after.any():
         raise ValueError("terminated, truncated: no episode ends before the last row; give more steps.")
-    pairs = zip(*(jax.tree.leaves(jax.device_get(x)) for x in (s, s_next)), strict=True)
-    same = [np.equal(x[1:], y[:-1]).reshape(*after.shape, -1).all(axis=-1) for x, y in pairs]
-    continues = np.all(same, axis=0)
-    with rule(rules.CONTINUES):
-        broken = np.argwhere(~after & is_step[:-1] & ~(is_step[1:] & continues))
-        assert not broken.size, f"not so in {len(broken)} rows, the first is {broken[:1].tolist()}, [time, env]"
+    pairs = zip(*map(jax.tree.leaves, (s, s_next)), strict=True)
+    continues = np.all([np.equal(x[1:], y[:-1]).reshape(*after.shape, -1).all(-1) for x, y in pairs], axis=0)
+    broken = np.argwhere(~after & is_step[:-1] & ~(is_step[1:] & continues))
+    found = f"not so in {len(broken)} rows, the first is {broken[:1].tolist()}, [time, env]"
+    assert not broken.size, f"within an episode s_next is s of the next row: {found}"
     is_first = is_step[1:][after]
-    with rule(rules.RESTARTS):
-        found = "s is s_next of the end. With next-step autoreset give mask=~resets, False in that row"
-        found += "; with same-step autoreset s_next must be the final observation, not the one after the reset"
-        assert not is_first.any() or not continues[after][is_first].all(), found
-    lengths: dict[bool, list[int]] = {True: [], False: []}  # of whole episodes, by terminated
-    for env in range(ends.shape[1]):
-        (last,) = np.nonzero(ends[:, env])
-        sizes = np.diff(np.cumsum(is_step[:, env])[last])
-        for size, by in zip(sizes.tolist(), terminated[last[1:], env].tolist(), strict=True):
-            lengths[by].append(size)
-    longest, cut = {*lengths[True]}, {*lengths[False]}
-    with rule(rules.TIME_LIMIT):
-        found = f"the {len(lengths[True])} terminated episodes have {longest} steps, the truncated ones fewer"
-        is_swapped = len(longest) == 1 < min(len(lengths[True]), len(cut)) and max(cut) <= max(longest)
-        assert not is_swapped, f"{found}; are the flags swapped?"
+    is_lost = is_first.any() and continues[after][is_first].all()
+    found = "its s is the end's s_next. With next-step autoreset give mask=~resets, False in that row; with same-step"
+    found += " autoreset s_next must be the final observation, not the one after the reset"
+    assert not is_lost, f"the row after an end is the first of an episode, or a reset that mask leaves out: {found}"
+    # Lengths of the episodes that begin in these rows.
+    lengths = np.concatenate([np.diff(np.cumsum(x)[y]) for x, y in zip(is_step.T, ends.T, strict=True)])
+    is_terminated = np.concatenate([x[y][1:] for x, y in zip(terminated.T, ends.T, strict=True)])
+    whole, cut = lengths[is_terminated], lengths[~is_terminated]
+    is_swapped = min(whole.size, np.unique(cut).size) > 1 and np.all(whole == lengths.max())
+    found = f"the {whole.size} terminated episodes have {whole[:1]} steps, the others fewer; are the flags swapped?"
+    assert not is_swapped, f"a time limit truncates, and a terminal state terminates: {found}"
     return "same-step" if is_first.all() else "next-step"

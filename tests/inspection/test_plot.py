@@ -170,11 +170,12 @@ def test_errors(monkeypatch):
 @pytest.mark.slow
 def test_a_notebook_that_imports_nothing_else_shows_the_figure():
     nbclient, nbformat = map(importlib.import_module, ("nbclient", "nbformat"))  # of the extra `examples`
-    cells = """
-import numpy as np, jaxreplay as jr; buffer = jr.ReplayBuffer(capacity=8); state = buffer.init(np.zeros(4))
-buffer.add(state, np.zeros(4)); buffer.is_full(state := buffer.add(buffer.init(np.zeros(4)), np.zeros(4))).item(); state
-jr.plot(buffer, state)"""
-    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells.split("\n")[1:])])
+    cells = (
+        "import jax, jaxreplay as jr, numpy as np; rows, buffer = np.zeros(4), jr.ReplayBuffer(capacity=8)",
+        "state = jax.block_until_ready(buffer.add(buffer.init(rows), rows)); state",
+        "jr.plot(buffer, state)",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     nbclient.NotebookClient(notebook, timeout=300).execute()
     _, (state,), (figure,) = ([output["data"] for output in cell["outputs"]] for cell in notebook["cells"])
     assert state == {"text/plain": "ReplayState(4 of 8 items, 40 bytes; items float32[])"}

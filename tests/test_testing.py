@@ -606,7 +606,7 @@ def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
         wrong("^within an episode s_next is s of the next row: not so in [0-9]+ rows", check, s, s_next, *late)
         lost = np.where(ends, np.roll(s, -1, axis=0), s_next)
         wrong(
-            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* must be the final observation",
+            "^the row after an end is the first of an episode, .* must be the final observation",
             check,
             s,
             lost,

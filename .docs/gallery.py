@@ -47,8 +47,10 @@ BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"
 Names = dict[str, Any]  # that a recipe binds
 
 
-def curve(what: str, label: str, x: str = "updates", **axes_settings: Any) -> Callable[[Any, Names], None]:
-    """A curve of means over a hundredth of the run."""
+def curve(
+    what: str, label: str, x: str = "updates", at: dict[str, float] | None = None, **axes_settings: Any
+) -> Callable[[Any, Names], None]:
+    """A curve of means over a hundredth of the run, and lines `at` values for comparison."""
 
     def draw(axes: Any, names: Names) -> None:
         y = np.asarray(names[what], np.float64)
@@ -56,7 +58,11 @@ def curve(what: str, label: str, x: str = "updates", **axes_settings: Any) -> Ca
         part = -(-len(y) // 100)
         y = y[: len(y) // part * part].reshape(-1, part).mean(axis=1)
         axes.plot(part * (np.arange(len(y)) + 0.5), y, color=BLUE)
+        for (name, value), color in zip((at or {}).items(), (GRAY, ORANGE), strict=False):
+            axes.axhline(value, linestyle="--", color=color, label=name)
         axes.set(xlabel=x, ylabel=label, **axes_settings)
+        if at:
+            axes.legend(frameon=False)
 
     return draw
 
@@ -115,16 +121,41 @@ def slow_rollouts(axes: Any, names: Names) -> None:
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.45, 1.25), fontsize=10, frameon=False)
 
 
+CART = "A cart is to stand at 0: reward -place squared"
 RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "dqn": values,
     "rainbow": distributions,
-    "sac": curve("rewards", "reward"),
-    "td3_lap": curve("rewards", "reward"),
+    "sac": curve(
+        "rewards", "mean reward per step", at={"not moving: -2.25": -2.25, "best: -0.025": -0.025}, title=CART
+    ),
+    "td3_lap": curve(
+        "rewards", "mean reward per step", at={"not moving: -1.33": -4 / 3, "best: -0.56": -0.5625}, title=CART
+    ),
     "r2d2": curve("rewards", "reward", ylim=(0.3, 1)),
-    "dreamer": curve("errors", "prediction error", x="32 updates", yscale="log"),
+    "dreamer": curve(
+        "errors",
+        "squared error (0 is perfect)",
+        x="rounds: 256 new steps, 8 updates",
+        at={"predicting the mean": 0.5},
+        title="Predictions of a pendulum's next position",
+        yscale="log",
+    ),
     "qmix": curve("errors", "squared error", yscale="log"),
-    "cloning": curve("errors", "loss", x="epoch", ylim=(0, None)),
-    "keep_best": curve("rewards", "mean return", ylim=(0, 16)),
+    "cloning": curve(
+        "errors",
+        "cross-entropy (0 is perfect)",
+        x="epochs",
+        at={"guessing one of two actions": np.log(2)},
+        title="Imitating 1,000 demonstrations",
+        ylim=(0, None),
+    ),
+    "keep_best": curve(
+        "rewards",
+        "right digits in a row",
+        at={"guessing: 0.33": 1 / 3, "best: 16": 16},
+        title="A lock of 16 digits: mean of 16 tries",
+        ylim=(0, 17),
+    ),
     "rlpd": corridor,
     "to_minari": lengths,
     "her": flips,

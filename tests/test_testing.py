@@ -525,3 +525,100 @@ def test_a_sampler_is_checked_anew_after_its_class_was_mended_in_place():
     breaks(testing.LAW, testing.check_sampler, sampler)
     type(sampler).sample = jr.Prioritized.sample
     testing.check_sampler(sampler)
+
+
+def stream(autoreset, seed=0, num_steps=200, limit=5):
+    """Steps of two environments that count up from a random number: terminated at random, else truncated at `limit`."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(2):
+        obs, age, ended, of_env = rng.uniform(), 0, False, []
+        for _ in range(num_steps):
+            if ended and autoreset == "next-step":
+                first = rng.uniform()
+                of_env.append((obs, first, False, False, True))
+                obs, age, ended = first, 0, False
+                continue
+            if ended:
+                obs, age = rng.uniform(), 0
+            terminated, age = rng.uniform() < 0.2, age + 1
+            truncated = age == limit and not terminated
+            of_env.append((obs, obs + 1, terminated, truncated, False))
+            obs, ended = obs + 1, terminated or truncated
+        rows.append(of_env)
+    s, s_next, *flags = (np.array(x, np.float64).T for x in zip(*(zip(*env, strict=True) for env in rows), strict=True))
+    return s, s_next, *(x > 0 for x in flags)
+
+
+@pytest.mark.parametrize("autoreset", ["same-step", "next-step"])
+def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
+    s, s_next, terminated, truncated, resets = stream(autoreset)
+    assert terminated.sum() > 20 < truncated.sum()
+    check = functools.partial(testing.check_stream, mask=~resets)
+    assert check(s, s_next, terminated, truncated) == autoreset
+    assert (
+        check(
+            {"a": s[..., None], "b": jnp.array(s)},
+            {"a": s_next[..., None], "b": jnp.array(s_next)},
+            terminated,
+            truncated * 1,
+        )
+        == autoreset
+    )
+    ends = terminated | truncated
+    wrong = functools.partial(rejects, error=AssertionError)
+    wrong(
+        "^within an episode s_next is s of the next row: .*\\[\\[[0-9]+, [01]\\]\\], \\[time, env\\]",
+        check,
+        s,
+        s_next,
+        terminated,
+        truncated & False,
+    )
+    wrong(
+        "^a time limit truncates, and a terminal state terminates: the [0-9]+ terminated episodes have \\[5\\] steps",
+        check,
+        s,
+        s_next,
+        truncated,
+        terminated,
+    )
+    if autoreset == "next-step":
+        wrong(
+            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* give mask=~resets",
+            testing.check_stream,
+            s,
+            s_next,
+            terminated,
+            truncated,
+        )
+        some = ~resets | (np.arange(200) < 100)[:, None]
+        wrong(
+            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* give mask=~resets",
+            check,
+            s,
+            s_next,
+            terminated,
+            truncated,
+            mask=some,
+        )
+    else:
+        late = np.roll(terminated, 1, axis=0), np.roll(truncated, 1, axis=0)
+        wrong("^within an episode s_next is s of the next row: not so in [0-9]+ rows", check, s, s_next, *late)
+        lost = np.where(ends, np.roll(s, -1, axis=0), s_next)
+        wrong(
+            "^the row after an end is the first of an episode, .* must be the final observation",
+            check,
+            s,
+            lost,
+            terminated,
+            truncated,
+        )
+    rejects("no episode ends before the last row", check, s, s_next, ends & False, ends & False)
+
+
+def test_what_a_stream_cannot_tell_is_not_an_error():
+    s, s_next, terminated, truncated, _ = stream("same-step")
+    ends = terminated | truncated
+    assert testing.check_stream(s, s_next, ends, ends & False) == "same-step"  # a time limit reported as a termination
+    fixed = np.broadcast_to(np.arange(20)[:, None] % 4, (20, 2))
+    assert testing.check_stream(fixed, fixed + 1, fixed == 3, fixed < 0) == "same-step"

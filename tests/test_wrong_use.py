@@ -138,6 +138,15 @@ CASES = [
     (r"td_errors: got complex64\[3\], .* one number for each of the 3", lambda: PER.update(OF_PER, HANDLES, ONES * 1j)),
     (r"got complex64\[3\], expected float\[3\], .* NaN if", lambda: traced(PER, "add", ROWS, td_errors=ONES * 1j)),
     (r"td_errors: got bool\[3\], expected", lambda: traced(REPLAY, "update", HANDLES, ONES > 0)),
+    (
+        r"td_errors: got float32\[3, 2\], .* each of the 3 indices; jr.sequence_priority\(td_errors, sample.mask\)",
+        lambda: traced(streams(), "update", HANDLES, STEPS, items=STEPS),
+    ),
+    (r"got float32\[3, 2\], .* each of the 3 indices\.(\n|$)", lambda: traced(PER, "update", HANDLES, STEPS)),
+    (
+        r"got a TransitionBatch, but init was given .* a step; .* buffer.init\(tracer.spec\(\*step\)\)",
+        lambda: traced(REPLAY, "add", NSTEP.spec(*STEP, STEP[0]), items=STEP),
+    ),
     (f"batch_size=17: .* from 0 to 16, {MOST}, or it would be False", lambda: REPLAY.can_sample(STATE, 17)),
     ("from 0 to 14", lambda: streams().can_sample(OF_STREAMS, 15)),
     ("from 0 to 16", lambda: SHARDED.can_sample(OF_SHARDS, 17)),
@@ -158,6 +167,9 @@ CASES = [
         (f"no attribute '{name}'; use {ours}", functools.partial(getattr, subject, name))
         for name, subject, ours in (
             ("extend", REPLAY, r"add\(state, items\)"),
+            ("reward", NSTEP.spec(*STEP, STEP[0]), r"Rn \(of a TransitionBatch\)"),
+            ("done", NSTEP.spec(*STEP, STEP[0]), r"ends .* In == 0 \(of a TransitionBatch\)"),
+            ("next_obs", NSTEP.spec(*STEP, STEP[0]), r"S, A and S_next"),
             ("append", SHARDED, r"add\(state, items\)"),
             ("update_priorities", BIG, r"update\(state, sample.indices, td_errors\)"),
             ("set_priorities", PER, r"update\(state, sample.indices, td_errors\)"),

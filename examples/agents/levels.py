@@ -256,7 +256,7 @@ def main() -> np.ndarray:
 
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(INTERVAL * np.arange(1, len(curves) + 1), curves, "o-", linewidth=1)
-    axes.set(title=f"Levels by {METHOD}, {SCORE}", xlabel=f"updates, of {BATCH} levels", ylabel="mazes solved")
+    axes.set(title=f"Levels by {METHOD}, {SCORE}", xlabel=f"updates, of {BATCH} levels", ylabel="unseen mazes solved")
     figure.savefig("levels.png", dpi=150)
     print(f"share of mazes solved: {np.mean(curves[-1]):.2f}; by seed: {np.round(curves[-1], 2)}")
     return np.transpose(curves)

@@ -166,7 +166,9 @@ def main() -> np.ndarray:
 
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     axes.plot(NUM_ENVS * INTERVAL * np.arange(1, len(curves) + 1), curves, color="tab:blue", linewidth=1)
-    axes.set(title="Pendulum-v1, Soft Actor-Critic", xlabel="environment steps", ylabel=f"return, last {LAST} episodes")
+    axes.set(
+        title="Pendulum-v1, a line for each seed", xlabel="environment steps", ylabel=f"return, last {LAST} episodes"
+    )
     figure.savefig("sac.png", dpi=150)
     print(f"return of the last {LAST} episodes: {np.mean(curves[-1]):.0f}; by seed: {np.round(curves[-1])}")
     return np.transpose(curves)

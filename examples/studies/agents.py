@@ -23,6 +23,10 @@ HER = {f"{bits}, {name}": {"BITS": bits, **share} for bits in (8, 13, 20, 30) fo
 RLPD = {name: {"SOURCE": source} for name, source in (("online", "online"), ("data alone", "data"))}
 LEVELS = {f"{method}, L1": {"METHOD": method} for method in ("PLR", "robust PLR", "ACCEL")}
 MEASURES = {"nfsp": "exploitability", "her": "goals reached", "levels": "mazes solved"}  # of others: the return
+ABOUT = {  # of pictures whose legend needs it
+    "levels": "Shares of mazes solved that no agent was trained on; 1 is best\n"
+    "by the choice of levels to train on, and their score\n(L1: mean |advantage|; positive: value loss)",
+}
 RESULTS = {  # of each file: the agent, and its constants by figure
     "dqn_prioritized": ("dqn", {"return": {}}),
     "sac_uniform": ("sac", {"return": {}}),
@@ -61,7 +65,7 @@ def main() -> None:
             curves[figure] = agent(program, **constants).main()
     path, measure = args.out / f"{args.name}.png", MEASURES.get(program, "return of the last episodes")
     points = np.linspace(0, 1, next(iter(curves.values())).shape[1] + 1)[1:]
-    plot(path, args.name, {"": curves}, ("share of training", points), measure)
+    plot(path, ABOUT.get(args.name, args.name), {"": curves}, ("share of training", points), measure)
     report(path, args.name, figures_of(curves), 3)
 
 

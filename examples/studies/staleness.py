@@ -33,7 +33,7 @@ import jaxreplay as jr
 GROUPS, ROLLOUTS, FEATURES, TOKENS = 64, 8, 16, 16
 REUSES, COSTS = (1, 2, 4, 8, 16, 32), (0, 1, 4, 16)
 RATES = (0.01, 0.03, 0.1, 0.3)
-SETTINGS = (*(f"step size {rate:g}" for rate in RATES), "the best step size for each k")
+SETTINGS = (*(f"step size {rate:g}" for rate in RATES), "the best step size for each number of uses")
 TESTS, CLIP = 256, 0.2
 BUFFER = jr.ReplayBuffer(capacity=GROUPS, sampler=jr.Uniform(replacement=False))
 OPTIMIZER = optax.scale_by_adam()  # times the step size
@@ -123,9 +123,11 @@ def main() -> None:
     run = jax.vmap(jax.vmap(run, in_axes=(None, 0, None)), in_axes=(0, None, None))
     log = np.asarray(jax.jit(run)(jnp.array(REUSES), jnp.array(RATES), args.keys))
     path = args.out / "staleness.png"
-    rewards = {f"generation costs {cost}": rewards_at(log, budget, cost).T for cost in COSTS}  # [seeds, rates, reuses]
+    rewards = {f"cost: {cost} updates": rewards_at(log, budget, cost).T for cost in COSTS}  # [seeds, rates, reuses]
     panels = {name: {label: x[:, i] for label, x in rewards.items()} for i, name in enumerate(SETTINGS) if i in (0, 4)}
-    plot(path, "", panels, ("uses of each group", [*map(str, REUSES)]), f"reward after {budget} units of compute")
+    about = "Is it worth to learn several times from a group of rollouts?\ncost: of 64 new groups"
+    y = f"reward (1 is best) after compute worth {budget} updates"
+    plot(path, about, panels, ("uses of each group", [*map(str, REUSES)]), y)
     title = f"expected reward after {budget} units of compute; generation costs 4; by uses of a group, and step size"
     report(path, title, figures_of(log, budget), 3)
 

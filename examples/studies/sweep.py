@@ -197,9 +197,10 @@ def main() -> None:
     grid, panels = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1), {}
     for (i, rate), (j, k) in itertools.product(enumerate(LEARNING_RATE), enumerate(UPDATES)):
         of_alpha = zip(ALPHA, grid[:, :, i, j].swapaxes(1, 2), strict=True)  # [seeds, n] each
-        panels[f"learning rate {rate:g}, updates: {k}"] = {f"alpha {alpha:g}": x for alpha, x in of_alpha}
+        panels[f"learning rate {rate:g}, updates per step: {k}"] = {f"alpha {alpha:g}": x for alpha, x in of_alpha}
     path, title = args.out / "sweep.png", f"DQN on Catch: return of the second half, {args.seeds} seeds"
-    plot(path, title, panels, ("n", [*map(str, N)]), "return", columns=len(UPDATES))
+    about = f"{title}; 1 is best\nby alpha of the priorities and n of n-step returns"
+    plot(path, about, panels, ("n", [*map(str, N)]), "mean return (1 is best)", columns=len(UPDATES), ylim=(-0.1, 1.02))
     report(path, title, {"best of 64": best, **dict(zip(names, returns, strict=True))}, 3)
 
 

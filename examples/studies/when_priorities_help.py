@@ -240,11 +240,14 @@ def main() -> None:
         errors = {name: run(name, learner, ratio, steps, args.keys) for name in names}
         for i, task in enumerate(TASKS):
             case = {name: at_best(np.nan_to_num(x[i], nan=2.0).clip(max=2.0)) for name, x in errors.items()}  # diverged
-            panels[f"{task}: {title}"] = case
+            panels[f"{task}, {learner}:\n{ratio} replayed for each new transition"] = case
             figures |= {f"{task}, {title}, {name}": figure for name, figure in figures_of(case).items()}
     path, points = args.out / "when_priorities_help.png", np.arange(INTERVAL, steps + 1, INTERVAL)
-    title = f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals"
-    plot(path, title, panels, ("environment steps", points), "error", columns=len(TASKS), ylim=(0, 1.05))
+    title = (
+        "Error of the learned values (maze: the share of the return that is missed), 0 is perfect. PER: by priority\n"
+    )
+    title += f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals"
+    plot(path, title, panels, ("environment steps", points), "error (0 is perfect)", columns=len(TASKS), ylim=(0, 1.05))
     report(path, "error, mean over the run", figures)
 
 

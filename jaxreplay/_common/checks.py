@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -307,6 +308,7 @@ def config(kind: K) -> K:
     by_name = made.__dataclass_fields__.items()
     made.__dataclass_fields__ = dict(sorted(by_name, key=lambda x: x[1].default is not dataclasses.MISSING))
     construct, fields = made.__init__, [x.name for x in dataclasses.fields(made) if x.init]
+    known, parameters = [x for x in fields if x[0] != "_"], inspect.signature(construct).parameters
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -315,14 +317,16 @@ def config(kind: K) -> K:
             found = f"got {brief(args[0])}, takes keyword arguments only"
             raise TypeError(f"{name}: {found}; write {name}({fields[0]}=...).")
         if unknown := [x for x in kwargs if x not in fields]:
-            known = ", ".join(x for x in fields if x[0] != "_")
-            raise TypeError(f"{name}: has no field {unknown[0]}; it has {known}{foreign_names.advice(unknown[0])}.")
+            raise TypeError(
+                f"{name}: has no field {unknown[0]}; it has {', '.join(known)}{foreign_names.advice(unknown[0])}."
+            )
         construct(self, **kwargs)
 
     def text(self: Any) -> str:
         shown = [x for x in dataclasses.fields(self) if x.repr and getattr(self, x.name) != x.default]
         return f"{type(self).__name__}({', '.join(f'{x.name}={getattr(self, x.name)!r}' for x in shown)})"
 
+    init.__signature__ = inspect.Signature([parameters[x] for x in ("self", *known)])  # pyright: ignore[reportAttributeAccessIssue]
     made.__init__, made.__repr__, made._is_config = init, text, True
     return jax.tree_util.register_static(made)  # so that programs may take one as an ordinary argument
 

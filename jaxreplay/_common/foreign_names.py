@@ -37,7 +37,10 @@ _NAMES = {
     "stride": "period",
     "sampler=jr.Prioritized(alpha=...)": "alpha beta priority_exponent",
     "td_errors": "priorities",
-    "ends (of a buffer), or terminated and truncated (of a tracer)": "done dones",
+    "ends (of a buffer), terminated and truncated (of a tracer), or In == 0 (of a TransitionBatch)": "done dones",
+    "Rn (of a TransitionBatch), the sum of a window's discounted rewards": "reward rewards",
+    "In (of a TransitionBatch), the factor of the bootstrapped value": "discount discounts",
+    "S, A and S_next (of a TransitionBatch)": "obs observation action next_obs next_observation",
 }
 FOR_NAMES = {name: ours for ours, names in _NAMES.items() for name in names.split()}
 

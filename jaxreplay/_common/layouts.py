@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import devices, duplicates, xla
+from jaxreplay._common import devices, duplicates, shown, xla
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
 
 
 @struct.dataclass
-class Bits:
+class Bits(shown.Shown):
     """Storage of a narrow leaf (bfloat16, float8, int4, ...) as unsigned integers of 8 bits or more.
 
     XLA:CPU widens narrow floats to float32 before a scatter, which would copy the whole storage twice per write. A
@@ -39,7 +39,7 @@ class Bits:
 
 
 @struct.dataclass
-class Rows:
+class Rows(shown.Shown):
     """Storage of a leaf as rows of 128 numbers.
 
     Attributes:
@@ -159,7 +159,7 @@ def on_backend(storage: Any, num_axes: int, num_stacked: int, backend: str) -> A
     return _map_arrays(converted, storage)
 
 
-class BackendState:
+class BackendState(shown.Shown):
     """A state with fields that are laid out by backend.
 
     `_layouts`, of the state and of its parts, maps the name of each such field to a function

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import xla
+from jaxreplay._common import shown, xla
 
 MAX_CAPACITY = 2**29
 
 
 @struct.dataclass
-class Live:
+class Live(shown.Shown):
     """Slots that may be drawn: `size` slots from `start` on, modulo the capacity.
 
     Attributes:
@@ -65,7 +65,7 @@ class Live:
 
 
 @struct.dataclass
-class Ring:
+class Ring(shown.Shown):
     """Cursor and fill of a ring of slots.
 
     Attributes:

@@ -310,6 +310,8 @@ class Buffer(Sized, Generic[S]):
           [30, 30, 30, 30]
         """
         expected = f"one number for each of the {indices.size} indices"
+        if len(self._storage_axes) > 1 and jnp.ndim(td_errors) > 1:
+            expected += "; jr.sequence_priority(td_errors, sample.mask) makes one of those of a sequence's steps"
         td_errors = checks.check_td_errors(td_errors, indices.shape, expected)
         (slots,) = xla.materialize(self._slots(state, indices))
         stored = slots < state.ring.capacity

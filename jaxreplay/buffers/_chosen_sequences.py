@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import layouts, ring, xla
+from jaxreplay._common import layouts, ring, shown, xla
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import ChangedSlots
@@ -27,7 +27,7 @@ PROBES = 64  # positions that a search reads at a time
 
 
 @struct.dataclass
-class ChosenSequences:
+class ChosenSequences(shown.Shown):
     """The drawable sequences.
 
     Attributes:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, layouts, random, ring, xla
+from jaxreplay._common import checks, layouts, random, ring, shown, xla
 from jaxreplay.buffers._episode_flags import is_end
 from jaxreplay.buffers._shards import whole_of
 
@@ -19,7 +19,7 @@ DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits fo
 
 
 @struct.dataclass
-class EpisodeNumbers:
+class EpisodeNumbers(shown.Shown):
     """The numbers of the episodes, counted in each stream, modulo 2^32.
 
     Attributes:

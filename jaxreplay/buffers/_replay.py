@@ -10,7 +10,7 @@ from flax import struct
 from jaxreplay._common import calls, checks, devices, layouts, ring
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._state import S, State
-from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
+from jaxreplay.transitions._batch import TransitionBatch, check_returns, rows_to_write, without_valid
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
@@ -47,6 +47,9 @@ class ItemBuffer(Buffer[S]):
         """Items, their number, mask and TD errors, flat; a `ValueError` if they are invalid."""
         items, valid = without_valid(checks.as_arrays(items))
         stored, num_axes = layouts.stored_spec(state.storage), self._batch_axes
+        if isinstance(items, TransitionBatch) and not isinstance(stored, TransitionBatch):
+            remedy = "give it transitions, as in buffer.init(tracer.spec(*step))"
+            raise ValueError(f"items: got a TransitionBatch, but init was given other items, such as a step; {remedy}.")
         checks.check_structure(items, stored, "the buffer")
         leading = checks.leading_axes(items, num_axes, WHAT[num_axes])
         batch_size = math.prod(leading)

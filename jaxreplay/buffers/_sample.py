@@ -6,14 +6,14 @@ import jax
 import jax.core
 from flax import struct
 
-from jaxreplay._common import checks, foreign_names, ring, xla
+from jaxreplay._common import checks, foreign_names, ring, shown, xla
 from jaxreplay.buffers._shards import room, whole_of
 
 BATCH_SIZE = 1, ring.MAX_CAPACITY, "the number of draws"  # rule of `checks.check_integer`
 
 
 @struct.dataclass
-class Sample:
+class Sample(shown.Shown):
     """A drawn batch.
 
     Attributes:

@@ -52,6 +52,7 @@ class SequenceState(State):
     episodes: _later_steps.EpisodeNumbers | None = None
     sequences: tuple[int, int] = struct.field(pytree_node=False)
     _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
+    _noun: ClassVar = "sequences", 0
 
 
 @checks.config

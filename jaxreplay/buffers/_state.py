@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, foreign_names, layouts, ring, xla
+from jaxreplay._common import checks, foreign_names, layouts, ring, shown, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._shards import room
 from jaxreplay.sum_tree import SumTree
@@ -30,7 +30,17 @@ class State(layouts.BackendState):
     sampler: Any
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
+    _noun: ClassVar = "items", 1  # and the axis of the storage at which `repr` lets an item begin
     locals()["__getattr__"] = foreign_names.missing
+
+    def _contents(self) -> tuple[str, dict[str, Any]]:
+        words, axes = shown.held(self.ring, lambda ring: ring.size, self.ring.capacity, self._noun[0])
+        axes += self._noun[1]
+        items = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), self.storage, is_leaf=layouts.is_leaf
+        )
+        others = {name: x for name, x in vars(self).items() if name not in ("storage", "ring", "rows", "sequences")}
+        return words, {"": items, **others}
 
 
 S = TypeVar("S", bound=State)
@@ -92,7 +102,7 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
     buffer._check_state(treedef.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]))
 
 
-class Sized(abc.ABC):
+class Sized(metaclass=shown.Kind):
     """Base of buffers and wrappers: `size`, `is_empty`, `can_sample`."""
 
     is_sharded: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from flax import struct
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import calls, checks, duplicates, layouts, random, ring, xla
+from jaxreplay._common import calls, checks, duplicates, layouts, random, ring, shown, xla
 
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
@@ -42,9 +42,12 @@ class LevelsState(layouts.BackendState):
     rejected: jax.Array  # []
     _layouts: ClassVar = {"levels": lambda x, state, backend: layouts.on_backend(x, 1, np.ndim(state.size), backend)}
 
+    def _contents(self) -> tuple[str, dict[str, Any]]:
+        return shown.held(self.size, lambda size: size, self.scores.shape[-1], "levels")[0], vars(self)
+
 
 @checks.config
-class Levels:
+class Levels(metaclass=shown.Kind):
     """Keeps the levels with the highest scores, and draws them by score and staleness (prioritized level replay).
 
     A level is any pytree of arrays, such as the walls of a maze, or a seed. Source: Jiang, Grefenstette and

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import sum_tree
-from jaxreplay._common import calls, checks, random, ring, xla
+from jaxreplay._common import calls, checks, random, ring, shown, xla
 from jaxreplay.curricula import _pool_moves, _pool_state, _task_lists
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
 
@@ -41,7 +41,7 @@ def _threshold() -> Any:
 
 
 @checks.config
-class DifficultyPools:
+class DifficultyPools(metaclass=shown.Kind):
     """Draws the tasks to train on: those that are sometimes solved.
 
     A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard

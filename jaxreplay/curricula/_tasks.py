@@ -11,7 +11,7 @@ from flax import struct
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import calls, checks, layouts, random, ring, xla
+from jaxreplay._common import calls, checks, layouts, random, ring, shown, xla
 from jaxreplay.curricula import _task_lists
 from jaxreplay.curricula.scores import Score, Thompson, learnability
 from jaxreplay.sum_tree._tree import on_backend
@@ -55,7 +55,7 @@ def _check_prior(name: str, value: Any) -> tuple[float, ...]:
 
 
 @checks.config
-class Tasks:
+class Tasks(metaclass=shown.Kind):
     """Draws the tasks to train on, in proportion to a score of each task's successes and trials.
 
     It has the methods of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks, xla
+from jaxreplay._common import checks, shown, xla
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -124,7 +124,7 @@ class _Pools:
 
 
 @checks.config
-class Thompson:
+class Thompson(metaclass=shown.Kind):
     """Thompson sampling: draws the best of some random tasks, by success rates drawn from their posteriors.
 
     For each draw, `candidates` tasks are drawn uniformly, and a success rate of each from its Beta posterior. The task

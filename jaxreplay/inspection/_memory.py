@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, devices, layouts
+from jaxreplay._common.shown import short
 from jaxreplay.curricula import DifficultyPools, Tasks
 from jaxreplay.inspection import _facts
 from jaxreplay.sum_tree import SumTree
@@ -140,14 +141,6 @@ def device_bytes(shape: tuple[int, ...], itemsize: int, backend: str) -> int:
         return size // (rows * lanes) * (-(-rows // tile) * tile) * (-(-lanes // LANES) * LANES) * itemsize
 
     return min(padded(*axes) for axes in itertools.permutations(range(len(shape)), 2))
-
-
-def short(num_bytes: float) -> str:
-    """Bytes with three digits, such as 28.3 GB; a GB is 10^9 bytes."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:#.3g}".rstrip(".") + f" {unit}"
-    return f"{num_bytes} bytes"
 
 
 def _power(n: int) -> int:

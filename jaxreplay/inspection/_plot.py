@@ -1,6 +1,7 @@
 """plot: one figure of the items of a buffer and of draws from it. Imports matplotlib on first use."""
 
 import functools
+import io
 from typing import Any
 
 import jax
@@ -29,8 +30,8 @@ STYLE: Any = {
 def plot(buffer: Any, state: Any) -> Any:
     """A figure of a state: priorities and ages of its items and of draws, cumulative mass, importance weights.
 
-    It shows all items and some 16,000 draws, in O(N log N). `figure.savefig` writes a file; a notebook that has
-    imported `matplotlib.pyplot` shows the figure. A `Mixture` has a row for each source, with the source's own weights.
+    It shows all items and some 16,000 draws, in O(N log N). `figure.savefig` writes a file; a notebook shows
+    the figure at the end of a cell. A `Mixture` has a row for each source, with the source's own weights.
     A buffer without priorities has no panel of them, a `ReservoirBuffer` none of ages. Plot a stack of states, as
     `jax.vmap` makes it, one by one.
 
@@ -68,7 +69,15 @@ def plot(buffer: Any, state: Any) -> Any:
                 part.suptitle(f"buffers[{k}]")
             for place, (draw, *arguments) in enumerate(row, 1):
                 draw(part.add_subplot(1, most, place), *arguments)
+    # Notebooks ask for it. They show a figure by themselves only where pyplot was imported.
+    figure._repr_png_ = functools.partial(_png, figure)  # pyright: ignore[reportAttributeAccessIssue]
     return figure
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file)
+    return file.getvalue()
 
 
 @functools.partial(jax.jit, static_argnums=0)

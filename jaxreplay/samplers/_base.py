@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import ring
+from jaxreplay._common import ring, shown
 
 S = TypeVar("S")
 
@@ -65,7 +65,7 @@ class Moved(NamedTuple):
         return np.where(np.arange(len(self.source)) == 0, total, 0).astype(np.int32)
 
 
-class Sampler(abc.ABC, Generic[S]):
+class Sampler(Generic[S], metaclass=shown.Kind):
     """Base of a sampler: implement `init`, `sample` and `weights`.
 
     The other methods have right defaults for a sampler without priorities. One with priorities is better a

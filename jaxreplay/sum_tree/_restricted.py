@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import ring, xla
+from jaxreplay._common import ring, shown, xla
 from jaxreplay.sum_tree import _levels
 from jaxreplay.sum_tree._levels import NONE
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @struct.dataclass
-class Restricted:
+class Restricted(shown.Shown):
     """A tree whose `total`, `minimum` and draws cover only a run of its leaves; `restrict` makes one.
 
     The run starts at any leaf and wraps around after the last one. A node keeps its sum if all of its leaves are in the

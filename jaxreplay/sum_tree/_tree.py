@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, devices, random, ring, xla
+from jaxreplay._common import checks, devices, random, ring, shown, xla
 from jaxreplay.sum_tree import _levels
 from jaxreplay.sum_tree._fading import Fading
 from jaxreplay.sum_tree._levels import NONE
@@ -34,7 +34,7 @@ DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}  # 64 on all other backends
 
 
 @struct.dataclass
-class SumTree:
+class SumTree(shown.Shown):
     """The nodes of a sum tree; `init` makes one.
 
     Attributes:

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, xla
+from jaxreplay._common import checks, shown, xla
 
 RETURNED = ("obs", "env_state", "reward", "terminated", "truncated", "final_obs")
 
 
 @struct.dataclass
-class AutoresetState:
+class AutoresetState(shown.Shown):
     """State of one environment in `NextStepAutoreset`.
 
     Attributes:
@@ -34,7 +34,7 @@ class AutoresetState:
 
 
 @checks.config
-class NextStepAutoreset:
+class NextStepAutoreset(metaclass=shown.Kind):
     """Converts an environment from same-step to next-step autoreset; use `jax.vmap` for several environments.
 
     With same-step autoreset, the last step of an episode returns the first observation of the next one. The final

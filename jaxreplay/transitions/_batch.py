@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, xla
+from jaxreplay._common import checks, foreign_names, shown, xla
 
 
 @struct.dataclass
-class TransitionBatch:
+class TransitionBatch(shown.Shown):
     """A batch of one-step or n-step transitions, with the field names of coax's reward tracing.
 
     The bootstrapped target of a row is G = Rn + In * Q(S_next, A_next). `Rn` is the discounted sum of the m rewards in
@@ -49,15 +49,16 @@ class TransitionBatch:
     S: Any
     A: Any
     logP: Any
-    Rn: Any
-    In: Any
+    Rn: jax.Array  # [B]
+    In: jax.Array  # [B]
     S_next: Any
     A_next: Any = None
     logP_next: Any = None
-    W: Any = None
+    W: jax.Array | None = None  # [B]
     idx: Any = None
     extra_info: Any = None
     valid: Any = None
+    locals()["__getattr__"] = foreign_names.missing
 
     def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
         """Multiply `W` by importance weights [B] and set `idx` to handles [B].

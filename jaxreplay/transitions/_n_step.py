@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import calls, checks, layouts, ring, xla
+from jaxreplay._common import calls, checks, layouts, ring, shown, xla
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 @struct.dataclass
-class NStepState:
+class NStepState(shown.Shown):
     """State of a tracer: a ring buffer of the last steps.
 
     Attributes:
@@ -43,6 +43,9 @@ class NStepState:
     steps: TracerSteps
     cursor: jax.Array  # []
     count: jax.Array  # []
+
+    def _contents(self) -> tuple[str, dict[str, Any]]:
+        return shown.held(self.count, lambda x: x, self.steps.r.shape[-2], "steps")[0], vars(self.steps)
 
 
 TRACED_GAMMA = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"
@@ -79,7 +82,7 @@ def _with_gamma(_: Any, *arguments: Any) -> tuple[Any, ...]:
 
 
 @checks.config
-class NStep:
+class NStep(metaclass=shown.Kind):
     """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
 
     The call of `add` for step t + n - 1 always emits the transition that starts at step t. So every step is emitted

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, devices, ring, xla
+from jaxreplay._common import checks, devices, ring, shown, xla
 from jaxreplay.transitions._batch import TransitionBatch
 
 FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
 
 
 @struct.dataclass
-class TracerSteps:
+class TracerSteps(shown.Shown):
     """Environment steps, time-major; leaves [time, num_envs, ...]. Without `s_next`, it is `s` of the next step.
 
     The metadata of a field: its name as an argument of many steps; its kind, if there is a number or flag for each.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 import jax
 from flax import struct
 
+from jaxreplay._common import shown
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.wrappers._mixture import Mixture
 from jaxreplay.wrappers._sharded import Sharded
@@ -20,7 +21,7 @@ R = TypeVar("R")
 
 
 @struct.dataclass
-class Bound(Generic[C]):
+class Bound(Generic[C], metaclass=shown.Kind):
     """A configuration and its state as one pytree; made by `jaxreplay.bind`.
 
     It has the methods of the configuration, without their argument `state`. They return the same, with a new `Bound`

@@ -108,6 +108,10 @@ class Shared:
         self._rate_limiter = Limiter(ratio, slack, added, drawn)
         self._turns = Turns(state, buffer.size, self.min_size, self._rate_limiter)
 
+    def __repr__(self) -> str:
+        counts = "" if self.ratio is None else f", ratio={self.ratio:g}, added={self.added:,}, drawn={self.drawn:,}"
+        return f"Shared({self.buffer!r}{counts}{', closed' * self.closed})"
+
     @property
     def ratio(self) -> float | None:
         """Items drawn for each item added; None for no limit."""

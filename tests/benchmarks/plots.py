@@ -62,12 +62,14 @@ def _peers(figure: Figure, rows: list[dict]) -> None:
         points = _line(axes, rows, name, "us", False, color=COLOURS[name], markersize=5, linewidth=width)
         if points:
             height = 4 if name == "torchrl" else -6  # beside cpprb's
-            axes.annotate(name, points[-1], (8, height), textcoords="offset points", color=COLOURS[name])
+            label = "flashbax ordered:\nno tree copies" if name == "flashbax ordered" else name
+            axes.annotate(label, points[-1], (8, height), textcoords="offset points", color=COLOURS[name])
     axes.set_yscale("log")
     axes.set_xticks(sorted({row["capacity"] for row in rows}))
     axes.set_yticks([10, 100, 1_000], ["10", "100", "1,000"])
     axes.minorticks_off()
-    axes.set(xlabel="capacity", ylabel="us per step", ylim=(10, 10_000), title="add 16, draw 256 by priority, update")
+    axes.set(xlabel="capacity (items)", ylim=(10, 10_000), title="add 16, draw 256 by priority, update")
+    axes.set_ylabel("microseconds (less is better)")
     axes.set_xlim(2**13.5, 2**23.5)
     axes.spines[["top", "right"]].set_visible(False)
 

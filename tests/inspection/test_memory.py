@@ -170,7 +170,7 @@ def test_arguments():
     rejects(r"buffer=Uniform\(\): must be a buffer", jr.memory, jr.Uniform(), FRAMES)
     rejects("must be a buffer", jr.memory, jr.ReplayBuffer, FRAMES)
     swapped = buffer.init(jnp.zeros((2, 9)))
-    rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.memory, swapped, FRAMES)  # in one line
+    rejects(r"^buffer=ReplayState\(. of . items, .{1,60}: must be", jr.memory, swapped, FRAMES)  # in one line
     rejects("backend='h100': must be one of cpu, gpu, cuda", jr.memory, buffer, FRAMES, backend="h100")
     rejects(r"items: must be as ReplayBuffer\.init takes them", jr.memory, buffer)
     rejects(r"items: must be as DifficultyPools\.init takes them; None", jr.memory, CASES["pools"][0], FRAMES)

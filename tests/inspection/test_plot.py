@@ -1,6 +1,7 @@
 """The figure of `plot` shows what is stored and what is drawn."""
 
 import dataclasses
+import importlib
 import sys
 
 import jax
@@ -57,6 +58,9 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
     assert legend(by_title[WEIGHTS]) == [f"mean {np.sum(law * weights):.2g}"]
     figure.savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+    shown = figure._repr_png_()  # for a notebook
+    assert shown[:4] == (tmp_path / "figure.png").read_bytes()[:4]
+    assert len(shown) > 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +161,22 @@ def test_errors(monkeypatch):
     rejects("state: is traced", jax.eval_shape, lambda: jr.plot(buffer, buffer.init(np.zeros(2, np.float32))))
     rejects(r"buffer=DifficultyPools.*must be a buffer of jaxreplay", jr.plot, pools, pools.init())
     swapped = buffer.init(np.zeros((2, 9), np.float32))
-    rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.plot, swapped, buffer)  # in one line
+    rejects(r"^buffer=ReplayState\(. of . items, .{1,60}: must be", jr.plot, swapped, buffer)  # in one line
     rejects("capacity=5", jr.plot, jr.ReplayBuffer(capacity=5), buffer.init(np.zeros(2, np.float32)))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     rejects(r"matplotlib.*jaxreplay\[plots\]", jr.plot, buffer, buffer.init(np.zeros(2, np.float32)), error=ImportError)
+
+
+@pytest.mark.slow
+def test_a_notebook_that_imports_nothing_else_shows_the_figure():
+    nbclient, nbformat = map(importlib.import_module, ("nbclient", "nbformat"))  # of the extra `examples`
+    cells = (
+        "import jax, jaxreplay as jr, numpy as np; rows, buffer = np.zeros(4), jr.ReplayBuffer(capacity=8)",
+        "state = jax.block_until_ready(buffer.add(buffer.init(rows), rows)); state",
+        "jr.plot(buffer, state)",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
+    nbclient.NotebookClient(notebook, timeout=300).execute()
+    _, (state,), (figure,) = ([output["data"] for output in cell["outputs"]] for cell in notebook["cells"])
+    assert state == {"text/plain": "ReplayState(4 of 8 items, 40 bytes; items float32[])"}
+    assert {*figure} == {"image/png", "text/plain"}

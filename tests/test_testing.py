@@ -1,7 +1,9 @@
 """The checks for buffers and samplers of one's own: ours pass, and what breaks a rule is told which one."""
 
+import contextlib
 import dataclasses
 import functools
+import operator
 import re
 
 import jax
@@ -10,61 +12,74 @@ import numpy as np
 import pytest
 import seeds
 from flax import struct
-from helpers import ByRank, rarely, rejects
+from helpers import rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
-from jaxreplay.testing import _buffers
+from jaxreplay.testing import _buffers, _samplers
 
 PER = jr.Prioritized(alpha=0.7)
 ITEMS = {"x": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
 
 
+@struct.dataclass
+class OwnState:
+    storage: object
+    count: jax.Array  # int32 [], items added so far
+    priorities: jax.Array  # float32 [capacity]
+    fault: jax.Array  # int32 [], the number of the fault that is on
+
+
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """A buffer that inherits from nothing, draws evenly, and has something in all that `Sample` may hold."""
+    """A buffer that inherits from nothing, draws by TD errors, and has something in all that `Sample` may hold."""
 
     capacity: int = 6
-    keeps_handles: bool = False
+    fault: int = dataclasses.field(default=-1, compare=False)
 
     def init(self, items):
         storage = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), items)
-        return {"storage": storage, "count": jnp.zeros((), jnp.int32)}
+        return OwnState(storage, jnp.int32(0), jnp.zeros(self.capacity), jnp.int32(self.fault))
 
     @functools.partial(jax.jit, static_argnums=0)
     def add(self, state, items, key):
         size = jax.tree.leaves(items)[0].shape[0]
-        at = (state["count"] + jnp.arange(size, dtype=jnp.int32)) % self.capacity
-        storage = jax.tree.map(lambda x, new: x.at[at].set(new), state["storage"], items)
-        return {"storage": storage, "count": state["count"] + jnp.int32(size)}
+        at = (state.count + jnp.arange(size, dtype=jnp.int32)) % self.capacity
+        storage = jax.tree.map(lambda x, new: x.at[at].set(new), state.storage, items)
+        return state.replace(
+            storage=storage, count=state.count + jnp.int32(size), priorities=state.priorities.at[at].set(1.0)
+        )
 
     @functools.partial(jax.jit, static_argnums=(0, 3))
     def sample(self, state, key, batch_size):
         """Every third row is without an item."""
-        size = jnp.minimum(state["count"], self.capacity)
-        drawn = (jnp.arange(batch_size) % 3 > 0) & (size > 0)
-        ages = jax.random.randint(key, (batch_size,), 0, jnp.maximum(size, 1), jnp.int32)
-        named = drawn | (self.keeps_handles & (size > 0))
-        indices = jnp.where(named, state["count"] - 1 - ages, -1)
-        probabilities = jnp.where(drawn, 1.0 / jnp.maximum(size, 1), 0.0).astype(jnp.float32)
+        total = jnp.sum(state.priorities)
+        slots = jax.random.categorical(key, jnp.log(state.priorities), shape=(batch_size,)).astype(jnp.int32)
+        drawn = (jnp.arange(batch_size) % 3 > 0) & (total > 0)
+        indices = jnp.where(drawn, state.count - 1 - (state.count - 1 - slots) % self.capacity, -1)
+        probabilities = jnp.where(drawn, state.priorities[slots] / jnp.where(total > 0, total, 1.0), 0.0)
         weights = drawn.astype(jnp.float32)
         items = self.get(state, indices)
         if isinstance(items, jr.TransitionBatch):
             items = items.replace(W=weights, idx=indices)
         return jr.Sample(items, indices, probabilities, weights)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def update(self, state, indices, td_errors):
-        return state
+        slots = jnp.where(self.has(state, indices), indices % self.capacity, self.capacity)
+        return state.replace(priorities=state.priorities.at[slots].set(jnp.abs(td_errors) + 0.1, mode="drop"))
 
     @functools.partial(jax.jit, static_argnums=0)
     def get(self, state, indices):
-        stored = (indices >= 0) & (indices >= state["count"] - self.capacity)
-
         def read(x):
             found = x[indices % self.capacity]
-            return jnp.where(stored.reshape(-1, *[1] * (found.ndim - 1)), found, 0).astype(x.dtype)
+            stored = self.has(state, indices).reshape(-1, *[1] * (found.ndim - 1))
+            return jnp.where(stored, found, 0).astype(x.dtype)
 
-        return jax.tree.map(read, state["storage"])
+        return jax.tree.map(read, state.storage)
+
+    def has(self, state, indices):
+        return (indices >= 0) & (indices >= state.count - self.capacity)
 
 
 ROWS = jr.TransitionBatch(S=jnp.zeros((4, 2)), A=jnp.zeros(4, bool), logP=None, Rn=jnp.zeros(4), In=jnp.zeros(4),
@@ -155,11 +170,6 @@ class Small(jr.ReplayBuffer):
     donate: bool = False
 
 
-def store_at_init(init, items):
-    state, values = init(items), [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
-    return state.replace(ring=state.ring.replace(size=state.ring.size + len(values)))
-
-
 def widen(add, *arguments, **named):
     state = add(*arguments, **named)
     return state.replace(ring=state.ring.replace(size=state.ring.size.astype(jnp.float32)))
@@ -180,30 +190,6 @@ def own(**methods):
     return altered(Own, **methods)()
 
 
-def drawn_with(change):
-    """A buffer of which draws differ as `change(sample)`, a dict of fields, says."""
-    return own(sample=lambda sample, *args: (drawn := sample(*args)).replace(**change(drawn)))
-
-
-CALLS = []
-
-
-def count_calls(add, state, items, key):
-    CALLS.append(0)
-    return add(state, jax.tree.map(lambda x: x + len(CALLS) % 5, items), key)
-
-
-def is_eager(state):
-    return not isinstance(state["count"], jax.core.Tracer)
-
-
-def draw_in_place(sample, state, *args):
-    drawn = sample(state, *args)
-    if is_eager(state):
-        state["storage"] = jax.tree.map(lambda x: x + 1, state["storage"])
-    return drawn
-
-
 @jax.custom_batching.custom_vmap
 def unless_mapped(x):
     return x
@@ -214,55 +200,180 @@ def plus_one(size, is_batched, x):
     return x + 1, True
 
 
-def forget_late(update, state, indices, td_errors):
-    """After an update of nothing with large TD errors, one item is left."""
-    return state | {"count": jnp.where(jnp.any((indices == -1) & (td_errors > 50)), 1, state["count"])}
-
-
-def draw_slots(sample, *arguments):
-    drawn = sample(*arguments)
-    return drawn.replace(indices=jnp.where(drawn.indices < 0, -1, drawn.indices % 6))
-
-
 BROKEN_BUFFERS = [
     (testing.CONFIG, NotFrozen()),
-    (testing.ABSTRACT, altered(Small, init=store_at_init)()),
     (testing.STABLE, altered(Small, add=widen)()),
-    (testing.STABLE, own(add=lambda add, *args: add(*args) | {"more": jnp.zeros(())})),
+    (testing.STABLE, own(add=lambda add, *args: (add(*args), 0))),
     (testing.DONATED, altered(Small, add=lambda add, *args, **named: Small().add(*args, **named))(donate=True)),
+    (
+        testing.DONATED,
+        altered(Small, add=lambda add, *args, **named: altered(Small)(donate=True).add(*args, **named))(),
+    ),
     (
         testing.TRACED,
         own(
-            init=lambda init, items: init(items) | {"count": jnp.asarray(0)},  # weakly typed, as add's is not
-            add=lambda add, *args: (new := add(*args)) | {"count": new["count"].astype(jnp.asarray(0).dtype)},
+            init=lambda init, items: init(items).replace(count=jnp.asarray(0)),  # weakly typed, as add's is not
+            add=lambda add, *args: (new := add(*args)).replace(count=new.count.astype(jnp.asarray(0).dtype)),
         ),
     ),
-    (testing.MODES, own(add=count_calls)),
-    (testing.MODES, own(add=lambda add, *args: jax.tree.map(unless_mapped, add(*args)))),
-    (testing.MODES, own(sample=lambda sample, s, *args: sample(s | {"count": s["count"] + is_eager(s)}, *args))),
-    (
+]
+WRONG_TYPES = [
+    lambda x: {"items": x.items["x"].astype(jnp.int32)},
+    lambda x: {"items": x.items["x"][1:]},
+    lambda x: {"probabilities": x.probabilities.astype(jnp.float16)},
+]
+
+
+def switched(base, faults):
+    """Methods like those of `base`, of which a state's `fault` says which of `faults` is on: all share their programs.
+
+    A fault is a dict of methods, functions of the right method and its arguments.
+    """
+
+    def method(name):
+        @functools.wraps(getattr(base, name))
+        def chosen(self, state, *args, **named):
+            method = functools.partial(getattr(base, name), self)
+            result = method(state, *args, **named)
+
+            def right(*its, **more):
+                is_same = map(operator.is_, (*its, *more.values()), (state, *args, *named.values()))
+                return result if all(is_same) and more.keys() == named.keys() else method(*its, **more)
+
+            for number, (_, methods) in enumerate(faults.values()):
+                if name in methods:
+                    is_on = functools.partial(jnp.where, state.fault == number)
+                    result = jax.tree.map(is_on, methods[name](right, state, *args, **named), result)
+            return result
+
+        return chosen
+
+    return {name: method(name) for name in {name for _, methods in faults.values() for name in methods}}
+
+
+def noticed(monkeypatch, check, *arguments):
+    """Names of all rules that a check finds broken, if it goes on after each."""
+    found = set()
+
+    @contextlib.contextmanager
+    def rule(text, exempt=()):
+        try:
+            yield
+        except Exception:
+            found.add(text)
+
+    for module in (_buffers, _samplers):
+        monkeypatch.setattr(module, "rule", rule)
+    check(*arguments)
+    return {name for name, text in vars(testing).items() if name.isupper() and text in found}
+
+
+def leaves(state):
+    return RIGHT.masses(state) if isinstance(state.tree, jr.sum_tree.SumTree) else jnp.ones(1)
+
+
+def name_of(text):
+    return next(name for name, x in vars(testing).items() if x is text)
+
+
+def sampled(change):
+    """A `sample` with other fields, a function of the right one and the state."""
+    return {"sample": lambda right, state, *x: (found := right(state, *x)).replace(**change(found, state))}
+
+
+def is_eager(state):
+    return not isinstance(state.count, jax.core.Tracer)
+
+
+def sample_in_place(right, state, *arguments):
+    found = right(state, *arguments)
+    if is_eager(state):
+        is_on = (state.count == 4) & (state.fault == [*BUFFER_FAULTS].index("changed in place"))
+        object.__setattr__(state, "storage", {"x": state.storage["x"].at[5].add(1.0 * is_on)})  # then overwritten
+    return found
+
+
+def newest(slots, state):
+    """Handles of what is in the slots now."""
+    return state.count - 1 - (state.count - 1 - slots) % 6
+
+
+def newest_for_none(drawn, state):
+    indices = jnp.where(drawn.probabilities > 0, drawn.indices, state.count - 1)
+    return {"indices": indices, "items": Own().get(state, indices)}
+
+
+SCANNED = []  # something when the program with the scan has been traced
+BUFFER_FAULTS = {  # the rule that each breaks, and no other
+    "values stored": (testing.ABSTRACT, {}),
+    "another state under vmap": (
         testing.MODES,
-        own(
-            init=lambda init, items: init(items) | {"eager": jnp.zeros((), jnp.int32)},
-            add=lambda add, state, *args: state | add(state, *args),
-            update=lambda update, state, *args: state | {"eager": state["eager"] + is_eager(state)},
-        ),
+        {"add": lambda right, *x: (new := right(*x)).replace(priorities=unless_mapped(new.priorities))},
     ),
-    (testing.PURE, own(sample=draw_in_place)),
-]
-BROKEN_DRAWS = [
-    (testing.EMPTY, drawn_with(lambda x: {"indices": jnp.maximum(x.indices, 0)})),
-    (testing.EMPTY, drawn_with(lambda x: {"probabilities": jnp.maximum(x.probabilities, 0.1)})),
-    (testing.TYPES, drawn_with(lambda x: {"items": x.items["x"].astype(jnp.int32)})),
-    (testing.TYPES, drawn_with(lambda x: {"items": x.items["x"][1:]})),
-    (testing.TYPES, drawn_with(lambda x: {"indices": x.indices.astype(jnp.float32)})),
-    (testing.RANGES, Own(keeps_handles=True)),
-    (testing.RANGES, drawn_with(lambda x: {"weights": -x.weights})),
-    (testing.LAW, drawn_with(lambda x: {"probabilities": x.probabilities / 2})),
-    (testing.HANDLES, drawn_with(lambda x: {"items": {"x": x.items["x"] + 1}})),
-    (testing.HANDLES, own(sample=draw_slots, get=lambda get, s, slots: jax.tree.map(lambda x: x[slots], s["storage"]))),
-    (testing.LATE, own(update=forget_late)),
-]
+    "another draw in a scan": (testing.MODES, sampled(lambda x, s: {"items": {"x": x.items["x"] + (not SCANNED)}})),
+    "another draw if eager": (
+        testing.MODES,
+        {"sample": lambda right, s, key, n: right(s, jax.random.fold_in(key, is_eager(s)), n)},
+    ),
+    "another state if eager": (
+        testing.MODES,
+        {"update": lambda right, s, *x: (new := right(s, *x)).replace(priorities=new.priorities * (1 + is_eager(s)))},
+    ),
+    "changed in place": (testing.PURE, {"sample": sample_in_place}),
+    "empty, named": (testing.EMPTY, sampled(lambda x, s: {"indices": jnp.where(s.count == 0, 0, x.indices)})),
+    "empty, likely": (
+        testing.EMPTY,
+        sampled(lambda x, s: {"probabilities": jnp.where(s.count == 0, 0.1, x.probabilities)}),
+    ),
+    "empty, weighed": (testing.EMPTY, sampled(lambda x, s: {"weights": jnp.where(s.count == 0, 1.0, x.weights)})),
+    "negative weights": (testing.RANGES, sampled(lambda x, s: {"weights": -x.weights})),
+    "name without an item": (testing.RANGES, sampled(newest_for_none)),
+    "key ignored": (testing.LAW, {"sample": lambda right, s, key, n: right(s, jax.random.key(1), n)}),
+    "items of others": (testing.HANDLES, sampled(lambda x, s: {"items": {"x": x.items["x"] + (x.items["x"] != 0)}})),
+    "slots for handles": (
+        testing.HANDLES,
+        sampled(lambda x, s: {"indices": jnp.where(x.indices >= 0, x.indices % 6, -1)})
+        | {"get": lambda right, s, slots: right(s, jnp.where(slots >= 0, newest(slots, s), -1))},
+    ),
+    "late TD errors of new items": (
+        testing.LATE,
+        {"update": lambda right, s, old, x: right(s, jnp.where(old >= 0, newest(old, s), -1), x)},
+    ),
+}
+
+
+class FaultyBuffer(type("Switched", (Own,), switched(Own, BUFFER_FAULTS))):
+    def init(self, items):
+        values = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
+        is_stored = self.fault == [*BUFFER_FAULTS].index("values stored")
+        return super().init(items).replace(count=jnp.int32(is_stored * len(values)))
+
+
+@pytest.fixture(scope="module")
+def buffer_runs():
+    runs = runs_of(FaultyBuffer())
+    runs.scan_and_vmap(runs.init(), jax.random.split(seeds.key(0), (2, _buffers.STEPS)))
+    SCANNED.append(True)
+    return runs
+
+
+@pytest.mark.parametrize("name", [None, *BUFFER_FAULTS])
+def test_a_fault_of_a_buffer_breaks_one_rule(monkeypatch, buffer_runs, name):
+    number, rules = ([*BUFFER_FAULTS].index(name), {name_of(BUFFER_FAULTS[name][0])}) if name else (-1, set())
+    buffer_runs.buffer = dataclasses.replace(buffer_runs.buffer, fault=number)
+    found = noticed(monkeypatch, buffer_runs.check, seeds.key(0))
+    assert found == rules
+
+
+@pytest.mark.parametrize("change", WRONG_TYPES)
+def test_types_of_draws_are_checked(buffer_runs, change):
+    buffer = own(sample=lambda sample, *args: (found := sample(*args)).replace(**change(found)))
+    state, _ = buffer_runs.jit_step(buffer_runs.init(), seeds.key(0))
+    breaks(testing.TYPES, runs_of(buffer).check_draws, state, seeds.key(0))
+
+
+def runs_of(buffer):
+    return _buffers._Runs(buffer, ITEMS, 8, buffer.add)
 
 
 def of_rule(value):
@@ -272,23 +383,6 @@ def of_rule(value):
 @pytest.mark.parametrize(("rule", "buffer"), BROKEN_BUFFERS, ids=of_rule)
 def test_a_buffer_that_breaks_a_rule_is_told_which(rule, buffer):
     breaks(rule, testing.check_buffer, buffer, ITEMS, key=seeds.key(0))
-
-
-def runs_of(buffer):
-    return _buffers._Runs(buffer, ITEMS, 8, buffer.add)
-
-
-@pytest.fixture(scope="module")
-def right():
-    """A state of `Own`, from which it draws as it should."""
-    state = runs_of(Own()).check_modes(seeds.key(0))
-    runs_of(Own()).check_draws(state, seeds.key(0))
-    return state
-
-
-@pytest.mark.parametrize(("rule", "buffer"), BROKEN_DRAWS, ids=of_rule)
-def test_draws_that_break_a_rule_are_told_which(right, rule, buffer):
-    breaks(rule, runs_of(buffer).check_draws, right, seeds.key(0))
 
 
 @pytest.mark.parametrize(
@@ -310,193 +404,276 @@ def test_a_law_is_checked_part_by_part():
         rejects(message, _buffers.check_law, drawn, law, error=AssertionError)
 
 
-RIGHT, UNIFORM = jr.Prioritized(alpha=0.7, stratified=False), jr.Uniform()
+@struct.dataclass
+class FaultyState(jr.samplers.PrioritizedState):
+    fault: jax.Array  # int32 [], the number of the fault that is on
 
 
-def wrong(sampler=RIGHT, **methods):
-    """A sampler like this one with other methods."""
-    fields = {x.name: getattr(sampler, x.name) for x in dataclasses.fields(sampler)}
-    return config(altered(type(sampler), **methods))(**fields)
+def updated(**fields):
+    """An `update` after which fields are functions of the right state, and of the arguments."""
+
+    def update(right, state, *rows, **named):
+        new = right(state, *rows, **named)
+        return new.replace(**{name: change(new, *rows) for name, change in fields.items()})
+
+    return {"update": update}
 
 
-def drawn_from(change, sampler=UNIFORM):
-    """A sampler that draws from other live slots than it should."""
-    return wrong(sampler, sample=lambda sample, state, key, size, live: sample(state, key, size, change(live)))
+def rows_of(change):
+    """An `update` of other rows: slots, TD errors, mask and spent."""
+
+    def update(right, state, *rows, spent=None, axis_name=None):
+        *rows, spent = change(*rows, jnp.zeros(len(rows[0]), bool) if spent is None else spent)
+        return right(state, *rows, spent=spent, axis_name=axis_name)
+
+    return {"update": update}
 
 
-def all_but_first(live):
-    few = live.size > 1
+def largest(found):
+    """An `update` after which the largest priority is the TD error that was found, if one was."""
+
+    def change(new, slots, td_errors, mask):
+        return jnp.max(jnp.abs(td_errors), where=mask & found(td_errors), initial=new.max_priority)
+
+    return updated(max_priority=change)
+
+
+def drawn(change):
+    """A `sample` whose slots and probabilities are a function of the right ones, the state and `live`."""
+    return {"sample": lambda right, s, key, n, live: change(*right(s, key, n, live), s, live)}
+
+
+def first(value, where):
+    """A `sample` whose first row has another probability, in some states."""
+    return drawn(lambda slots, p, s, live: (slots, p.at[0].set(jnp.where(where(s, live), value, p[0]))))
+
+
+def nothing(where):
+    return drawn(lambda slots, p, s, live: (slots, jnp.where(where(s), 0.0, p)))
+
+
+def alike(where):
+    """A `sample` of which a quarter is alike, in some states; slots and their probabilities are right."""
+
+    def change(slots, p, s, live):
+        same = (np.arange(len(slots)) < len(slots) // 4) & where(s, live)
+        return jnp.where(same, slots[0], slots), jnp.where(same, p[0], p)
+
+    return drawn(change)
+
+
+def dead(where):
+    """The empty slot is drawn once, as one of a tiny priority."""
+
+    def change(slots, p, s, live):
+        is_dead = where(live) & (np.arange(len(slots)) == 0)
+        tiny = 1e-6 / jnp.sum(leaves(s)) if where(live) is not False else 0.0
+        return jnp.where(is_dead, live.capacity - 1, slots), jnp.where(is_dead, tiny, p)
+
+    return drawn(change) | {"priorities_at": lambda right, s, p: jnp.where(p < 1e-6, 0.0, right(s, p))}
+
+
+def weighed(of, change):
+    """`weights` of this beta are a function of the right method, its arguments and the probabilities."""
+
+    def weights(right, state, p, live, *, beta=None):
+        return change(functools.partial(right, state, p), p, live) if beta == of else right(state, p, live, beta=beta)
+
+    return {"weights": weights}
+
+
+def by_less(method, p, live):
+    return method(live, beta=0.99)
+
+
+def old_leaf(right, state, slots, drawable, *, axis_name=None, **named):
+    new, held = right(state, slots, drawable, axis_name=axis_name, **named), leaves(state)
+    return new.replace(
+        tree=jr.sum_tree.update(new.tree, np.arange(held.size), held, mask=(held > 0) & (axis_name is None))
+    )
+
+
+def spend_for_ever(right, state, slots, drawable, **named):
+    alive = leaves(state)[slots] > 0
+    return right(state, slots, drawable & (alive | (jnp.sum(leaves(state)) == 0)), **named)
+
+
+def nudge(right, state, slots, td_errors, mask, **named):
+    """A large TD error makes slot 2 likelier."""
+    new = right(state, slots, td_errors, mask, **named)
+    leaf = (1 + 0.01 * jnp.any(mask & (td_errors == 50))) * leaves(new)[2]
+    return new.replace(tree=jr.sum_tree.update(new.tree, np.array([2]), leaf[None]))
+
+
+def promise(right, state, slots, *args, axis_name=None, **named):
+    """A promise of distinct indices, which is false."""
+    slots_told = jnp.where(state.fault == [*FAULTS].index("distinct slots promised"), slots, np.arange(len(slots)))
+    told = jnp.zeros(state.tree.capacity).at[slots_told].set(1.0, mode="drop", unique_indices=True)
+    return right(state, slots, *args, axis_name=axis_name, **named).replace(epsilon=state.epsilon + 0 * told[0])
+
+
+def newer(live):
+    few = (live.size == 2) & (live.start == live.capacity - 3)
     return live.replace(start=live.start + few, size=live.size - few)
 
 
-def halve_beta_of_one_shard(weights, state, probabilities, live, beta=None):
-    return weights(state, probabilities, live, beta=beta if beta is None or live.axis_name else beta / 2)
+def evenly(slots, p, state, live):
+    if live.unspent is not None or leaves(state).size > 1:
+        return slots, p
+    size = jnp.maximum(live.size, 1)
+    return live.slots(np.arange(len(slots)) % size), jnp.full(len(slots), 1 / size)
 
 
-def newest_alone(live):
-    size = jnp.minimum(live.size, 1)
-    return live.replace(start=live.start + live.size - size, size=size)
+def rarer_in_one_shard(slots, p, state, live):
+    is_second = live.axis_name is not None and jax.lax.axis_index(live.axis_name) == 1
+    return slots, jnp.where((slots == 0) & is_second, 0.99 * p, p)
 
 
-def told_evenly(sample, state, key, batch_size, live):
-    evenly = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1), 0.0)
-    return sample(state, key, batch_size, live)[0], jnp.full(batch_size, evenly, jnp.float32)
-
-
-def grow(update, state, slots, td_errors, mask, **named):
-    CALLS.append(0)
-    return update(state, slots, td_errors * len(CALLS), mask)
-
-
-def take_all(update, state, slots, td_errors, mask, **named):
-    state = update(state, slots, td_errors, mask)
-    return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
-
-
-def draw_of_largest(sample, state, *args):
-    slots, probabilities = sample(state, *args)
-    return slots, probabilities * (state.max_priority / state.max_priority)
-
-
-def forgetful(insert, state, slots, drawable, **named):
-    new, held = insert(state, slots, drawable, **named), jr.sum_tree.leaves(state.tree)
-    kept = jr.sum_tree.update(new.tree, np.arange(held.size), held, mask=held > 0)
-    return new.replace(tree=kept)
-
-
-def keep_nan(update, state, slots, td_errors, mask, **named):
-    new = update(state, slots, td_errors, mask, **named)
-    return new.replace(max_priority=jnp.where(jnp.any(mask & jnp.isnan(td_errors)), jnp.nan, new.max_priority))
-
-
-def draw_if_finite(sample, state, *args):
-    slots, probabilities = sample(state, *args)
-    return slots, jnp.where(jnp.isnan(state.max_priority), 0.0, probabilities)
-
-
-def spend_for_ever(insert, state, slots, drawable, **named):
-    alive = jr.sum_tree.get(state.tree, slots) > 0
-    return insert(state, slots, drawable & (alive | (jr.sum_tree.total(state.tree) == 0)), **named)
-
-
-def spend_no_nan(update, state, slots, td_errors, mask, spent=None, **named):
-    spent = None if spent is None else spent & ~jnp.isnan(td_errors)
-    return update(state, slots, td_errors, mask, spent=spent, **named)
-
-
-def by_half(weights, *arguments, beta=None):
-    return weights(*arguments, beta=None if beta is None else beta / 2)
-
-
-def evenly(restrict, state, live):
-    slots = np.arange(live.capacity)
-    leaves = ((slots - live.start) % live.capacity < live.size).astype(jnp.float32)
-    return state.replace(tree=jr.sum_tree.update(state.tree, slots, leaves))
-
-
-def tell_size(sample, state, key, batch_size, live):
-    raise RuntimeError(f"{batch_size} rows")
-
-
-def by_rank(update, state, slots, td_errors, mask, **named):
-    """Leaves are the ranks of the priorities."""
-    new = update(state, slots, td_errors, mask, **named)
-    leaves = jr.sum_tree.leaves(new.tree)
-    ranks = jnp.where(leaves > 0, jnp.argsort(jnp.argsort(leaves)), 0).astype(jnp.float32)
-    return new.replace(tree=jr.sum_tree.update(new.tree, np.arange(leaves.size), ranks))
-
-
-def of_one_shard(weights, state, probabilities, live, **named):
-    return weights(state, probabilities, live.replace(axis_name=None), **named)
-
-
-@struct.dataclass
-class Row:
-    leaves: jax.Array
-    capacity = property(lambda self: self.leaves.shape[-1])
-
-
-@dataclasses.dataclass(frozen=True)
-class Unique(jr.samplers.Index):
-    """Leaves in an array, and a promise of distinct slots that is false."""
-
-    def init(self, capacity, **named):
-        return Row(jnp.zeros(capacity))
-
-    def write(self, state, slots, leaves, *, is_new, mask=True):
-        slots = jnp.where(mask, slots, state.tree.capacity)
-        return Row(state.tree.leaves.at[slots].set(leaves, mode="drop", unique_indices=True))
-
-    def get(self, state, slots):
-        return state.tree.leaves[slots]
-
-    def masses(self, state):
-        return state.tree.leaves
-
-
-def ignore_axis(update, *arguments, axis_name=None, **named):
-    return update(*arguments, **named)
-
-
-WRONG_SAMPLERS = {  # the rule that each breaks
-    "weights inverted": (testing.WEIGHTS, wrong(weights=lambda weights, s, p, live, **named: p)),
-    "beta ignored": (testing.WEIGHTS, wrong(weights=lambda weights, *args, beta=None: weights(*args))),
-    "weights by the root": (testing.WEIGHTS, wrong(weights=by_half)),
-    "weights of one shard": (testing.WEIGHTS, wrong(weights=of_one_shard)),
-    "NaN kept": (testing.SOME, wrong(update=keep_nan, sample=draw_if_finite)),
-    "nothing drawn": (testing.SOME, wrong(sample=lambda sample, *args: (sample(*args)[0], jnp.zeros(args[2])))),
-    "neighbour updated": (testing.OTHERS, wrong(update=lambda update, s, i, *x, **y: update(s, i + 1, *x, **y))),
-    "ranks": (testing.OTHERS, wrong(update=by_rank)),
-    "half of beta": (testing.WEIGHTS, wrong(weights=halve_beta_of_one_shard)),
-    "one of two drawn": (testing.EVERY, drawn_from(lambda live: live.replace(size=live.size - (live.size == 2)))),
-    "first slot never drawn": (testing.EVERY, drawn_from(all_but_first)),
-    "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(power=1.0))),
-    "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
-    "spent ignored": (testing.SPENT, wrong(update=lambda update, *x, spent=None, **y: update(*x, **y))),
-    "spent ignored with NaN": (testing.SPENT, wrong(update=spend_no_nan)),
-    "axis_name ignored": (testing.SHARDS, wrong(update=ignore_axis)),
-    "key ignored": (testing.KEYS, wrong(sample=lambda sample, state, key, *x: sample(state, jax.random.key(1), *x))),
-    "overwritten items remembered": (testing.FORGOTTEN, wrong(insert=forgetful)),
-    "priorities inverted": (testing.AGREE, wrong(priorities=lambda priorities, *args: 1 / (priorities(*args) + 1))),
-    "masses before alpha": (testing.AGREE, wrong(masses=lambda masses, state: masses(state) ** 2)),
-    "priorities_at of others": (testing.AGREE, wrong(priorities_at=lambda right, *args: 2 * right(*args))),
-    "restricted evenly": (testing.RESTRICTED, wrong(restrict=evenly)),
-    "restrict ignored": (testing.LIVE, wrong(restrict=lambda restrict, state, live: state)),
-    "unique promised": (testing.LAST, type("Own", (jr.samplers.ByPriority,), {"index": Unique()})()),
-    "counters forgotten": (testing.CLEARED, wrong(cleared=lambda cleared, state, capacity: RIGHT.init(capacity))),
-    "nothing cleared": (testing.CLEARED, wrong(cleared=lambda cleared, state, capacity: state)),
-    "axis_name ignored by rank": (testing.SHARDS, wrong(ByRank(), update=ignore_axis)),
-    "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
-    "hidden counter": (testing.MODES, wrong(update=grow)),
-    "integer weights": (testing.TYPES, wrong(UNIFORM, weights=lambda weights, s, p, *_, **named: (p > 0) + 0)),
-    "wrong probabilities": (testing.LAW, wrong(sample=told_evenly)),
-    "dead slots drawn": (testing.LIVE, drawn_from(lambda live: live.replace(size=jnp.int32(live.capacity)))),
-    "rows left empty": (testing.FILLED, type("Own", (jr.Uniform,), {"fills_rows": True})(replacement=False)),
-    "mask ignored": (testing.IGNORED, wrong(update=lambda update, *x, **named: update(*x[:3], jnp.ones_like(x[3])))),
-    "first TD error counts": (testing.LAST, wrong(update=lambda update, s, *x, **y: update(s, *map(jnp.flip, x)))),
-    "infinite priority": (testing.FINITE, wrong(update=take_all, sample=draw_of_largest)),
+RIGHT, UNIFORM = jr.Prioritized(alpha=0.7, stratified=False), jr.Uniform()
+FAULTS = {  # the rule that each breaks, and no other
+    "another result under vmap": (testing.MODES, updated(rejected=lambda new, *_: unless_mapped(new.rejected))),
+    "weight of the first row": (
+        testing.RANGES,
+        weighed(None, lambda right, p, live: right(live).at[0].set(jnp.nan if len(p) == 8 else right(live)[0])),
+    ),
+    "empty slot drawn": (testing.LIVE, dead(lambda live: (live.size == live.capacity - 1) & (live.axis_name is None))),
+    "restrict ignored": (
+        testing.LIVE,
+        {"restrict": lambda right, s, live: right(s, live.replace(start=0 * live.start, size=live.start + live.size))},
+    ),
+    "empty, drawn": (testing.LIVE, drawn(lambda slots, p, s, live: (slots, jnp.where(live.size == 0, 0.5, p)))),
+    "empty, weighed": (
+        testing.LIVE,
+        weighed(0.0, lambda right, p, live: jnp.where(live.size == 0, 1.0, right(live, beta=0.0))),
+    ),
+    "row left empty": (testing.FILLED, first(0.0, lambda s, live: True)),
+    "another law": (testing.LAW, alike(lambda s, live: (live.start == 0) & (s.rejected == 0))),
+    "another law if restricted": (testing.LAW, alike(lambda s, live: live.start > 0)),
+    "another law after a NaN": (testing.LAW, alike(lambda s, live: s.rejected > 0)),
+    "restricted evenly": (testing.RESTRICTED, drawn(evenly)),
+    "key ignored": (testing.KEYS, {"sample": lambda right, s, key, *x: right(s, jax.random.key(1), *x)}),
+    "no name is slot 0": (
+        testing.IGNORED,
+        rows_of(lambda slots, x, mask, spent: (jnp.where(slots == -1, 0, slots), x, mask, spent)),
+    ),
+    "stale is slot 0": (
+        testing.IGNORED,
+        rows_of(lambda slots, x, mask, spent: (jnp.where(slots == 13, 0, slots), x, mask, spent)),
+    ),
+    "mask ignored": (testing.IGNORED, rows_of(lambda slots, x, mask, spent: (slots, x, jnp.ones_like(mask), spent))),
+    "masked maximum": (
+        testing.IGNORED,
+        updated(max_priority=lambda new, slots, x, mask: jnp.max(jnp.abs(x), where=x == 99, initial=new.max_priority)),
+    ),
+    "first TD error counts": (testing.LAST, rows_of(lambda *rows: map(jnp.flip, rows))),
+    "distinct slots promised": (testing.LAST, {"update": promise}),
+    "NaN after a NaN": (testing.FINITE, first(jnp.nan, lambda s, live: s.rejected > 0)),
+    "NaN after an infinity": (
+        testing.FINITE,
+        largest(jnp.isinf) | first(jnp.nan, lambda s, live: jnp.isinf(s.max_priority)),
+    ),
+    "NaN after a zero": (testing.FINITE, first(jnp.nan, lambda s, live: jnp.any((leaves(s) > 0) & (leaves(s) < 1e-3)))),
+    "nothing after NaN": (testing.SOME, nothing(lambda s: s.rejected > 4)),
+    "nothing after infinities": (testing.SOME, largest(jnp.isinf) | nothing(lambda s: jnp.isinf(s.max_priority))),
+    "nothing after zeros": (testing.SOME, nothing(lambda s: jnp.max(leaves(s)) < 1e-3)),
+    "nothing new after NaN": (
+        testing.SOME,
+        {
+            "insert": lambda right, s, *x, **y: right(s, *x, **y).replace(
+                rejected=jnp.where(s.rejected > 4, 1000, s.rejected)
+            )
+        }
+        | nothing(lambda s: s.rejected > 999),
+    ),
+    "older of the last two never drawn": (testing.EVERY, {"restrict": lambda right, s, live: right(s, newer(live))}),
+    "spent for ever": (testing.EVERY, {"insert": spend_for_ever}),
+    "priorities inverted": (
+        testing.AGREE,
+        {"priorities": lambda right, *x: 1 / (right(*x) + 1), "priorities_at": lambda right, *x: 1 / (right(*x) + 1)},
+    ),
+    "masses of others": (
+        testing.AGREE,
+        {"masses": lambda right, s: right(s) * (1 + 0.01 * np.arange(s.tree.capacity))},
+    ),
+    "priorities_at of others": (testing.AGREE, {"priorities_at": lambda right, *x: 1.01 * right(*x)}),
+    "weights by a smaller beta": (
+        testing.WEIGHTS,
+        weighed(1.0, lambda right, p, live: right(live, beta=1.0 if live.axis_name else 0.99)),
+    ),
+    "weights of one shard": (
+        testing.WEIGHTS,
+        weighed(1.0, lambda right, p, live: right(live, beta=0.99 if live.axis_name else 1.0)),
+    ),
+    "weights with beta 0": (testing.WEIGHTS, weighed(0.0, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0))),
+    "weights that rise": (testing.WEIGHTS, weighed(None, lambda right, p, live: p)),
+    "neighbour changed": (testing.OTHERS, {"update": nudge}),
+    "old TD errors remembered": (testing.FORGOTTEN, {"insert": old_leaf}),
+    "spent ignored with NaN": (
+        testing.SPENT,
+        rows_of(lambda slots, x, mask, spent: (slots, x, mask, spent & ~jnp.isnan(x))),
+    ),
+    "spent ignored with others": (
+        testing.SPENT,
+        rows_of(lambda slots, x, mask, spent: (slots, x, mask, spent & jnp.isnan(x))),
+    ),
+    "empty slot drawn after spent ones": (testing.SPENT, dead(lambda live: live.unspent is not None)),
+    "counter forgotten": (testing.CLEARED, {"cleared": lambda right, s, n: right(s, n).replace(updates=0 * s.updates)}),
+    "nothing cleared": (testing.CLEARED, {"cleared": lambda right, s, n: s}),
+    "axis_name ignored": (testing.SHARDS, {"update": lambda right, *x, axis_name=None, **y: right(*x, **y)}),
+    "rarer in one shard": (testing.SHARDS, drawn(rarer_in_one_shard)),
 }
-QUICK_ONES = ("not frozen", "unique promised", "counters forgotten")
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK_ONES else rarely(name) for name in WRONG_SAMPLERS])
-def test_a_sampler_that_breaks_a_rule_is_told_which(name):
-    rule, sampler = WRONG_SAMPLERS[name]
-    breaks(rule, testing.check_sampler, sampler, key=seeds.key(0))
+@config
+class Faulty(type("Switched", (jr.Prioritized,), switched(jr.Prioritized, FAULTS))):
+    fault: int = dataclasses.field(default=-1, compare=False)
+    fills_rows = True
+
+    def init(self, capacity):
+        return FaultyState(**vars(super().init(capacity)), fault=jnp.int32(self.fault))
+
+
+def as_bfloat16(insert, *arguments, **named):
+    state = insert(*arguments, **named)
+    return state.replace(alpha=state.alpha.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize(
-    ("name", "exempt"),
+    ("rule", "sampler"),
     [
-        ("newest slot alone", [testing.KEYS, testing.EVERY, testing.RESTRICTED]),
-        rarely(("ranks", [testing.OTHERS, testing.FORGOTTEN, testing.SHARDS])),
+        (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
+        (testing.STABLE, config(altered(jr.Prioritized, insert=as_bfloat16))()),
+        (testing.TYPES, config(altered(jr.Uniform, weights=lambda weights, s, p, *_, **named: (p > 0) + 0))()),
     ],
+    ids=of_rule,
 )
-def test_an_exempt_rule_may_be_broken_and_no_other(name, exempt):
-    rule, sampler = WRONG_SAMPLERS[name]
-    assert rule == exempt[0]
+def test_a_sampler_that_breaks_a_rule_is_told_which(rule, sampler):
+    breaks(rule, testing.check_sampler, sampler, key=seeds.key(0))
+
+
+@pytest.fixture(scope="module")
+def sampler_runs():
+    return _samplers._SamplerRuns(Faulty(alpha=0.7, stratified=False), 13, 8, ())
+
+
+@pytest.mark.parametrize("name", [None, *FAULTS])
+def test_a_fault_of_a_sampler_breaks_one_rule(monkeypatch, sampler_runs, name):
+    number, rules = ([*FAULTS].index(name), {name_of(FAULTS[name][0])}) if name else (-1, set())
+    sampler_runs.sampler = dataclasses.replace(sampler_runs.sampler, fault=number)
+    found = noticed(monkeypatch, sampler_runs.check, seeds.key(0))
+    assert found == rules
+
+
+def newest_alone(sample, state, key, batch_size, live):
+    size = jnp.minimum(live.size, 1)
+    return sample(state, key, batch_size, live.replace(start=live.start + live.size - size, size=size))
+
+
+def test_an_exempt_rule_may_be_broken_and_no_other():
+    sampler = config(altered(jr.Recent, sample=newest_alone))(power=1.0)
+    exempt = [testing.KEYS, testing.EVERY, testing.RESTRICTED]
     testing.check_sampler(sampler, exempt=exempt, key=seeds.key(0))
-    rejects(rule, testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0), error=AssertionError)
+    breaks(exempt[0], testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0))
 
 
 @pytest.mark.parametrize("exempt", [testing.EVERY, ["no rule"]])
@@ -511,17 +688,21 @@ def test_a_method_that_takes_too_little_is_named():
         ("update", jr.Prioritized, lambda self, *x, axis_name=None: x[0]),
         ("weights", jr.Uniform, lambda self, *x: UNIFORM.weights(*x)),
     ):
-        own = type("Own", (base,), {name: method})()
-        rejects("unexpected keyword argument '(spent|beta)'", testing.check_sampler, own, error=TypeError)
+        sampler = type("Wrong", (base,), {name: method})()
+        rejects("unexpected keyword argument '(spent|beta)'", testing.check_sampler, sampler, error=TypeError)
 
 
 def test_a_sampler_is_asked_for_as_many_rows_as_are_given():
-    rejects("^2 rows", testing.check_sampler, wrong(sample=tell_size), batch_size=2, error=RuntimeError)
+    def raise_size(sample, state, key, batch_size, live):
+        raise RuntimeError(f"{batch_size} rows")
+
+    sampler = config(altered(jr.Uniform, sample=raise_size))()
+    rejects("^2 rows", testing.check_sampler, sampler, batch_size=2, error=RuntimeError)
 
 
 @pytest.mark.slow
 def test_a_sampler_is_checked_anew_after_its_class_was_mended_in_place():
-    sampler = wrong(sample=told_evenly)
-    breaks(testing.LAW, testing.check_sampler, sampler)
-    type(sampler).sample = jr.Prioritized.sample
+    sampler = config(altered(jr.Uniform, sample=newest_alone))()
+    breaks(testing.EVERY, testing.check_sampler, sampler, exempt=[testing.KEYS, testing.RESTRICTED])
+    type(sampler).sample = jr.Uniform.sample
     testing.check_sampler(sampler)

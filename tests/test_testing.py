@@ -240,7 +240,7 @@ def switched(base, faults):
                 is_same = map(operator.is_, (*its, *more.values()), (state, *args, *named.values()))
                 return result if all(is_same) and more.keys() == named.keys() else method(*its, **more)
 
-            for number, (_, methods) in enumerate(faults.values()):
+            for number, methods in enumerate(faults.values()):
                 if name in methods:
                     is_on = functools.partial(jnp.where, state.fault == number)
                     result = jax.tree.map(is_on, methods[name](right, state, *args, **named), result)
@@ -248,10 +248,10 @@ def switched(base, faults):
 
         return chosen
 
-    return {name: method(name) for name in {name for _, methods in faults.values() for name in methods}}
+    return {name: method(name) for name in {name for methods in faults.values() for name in methods}}
 
 
-def noticed(monkeypatch, check, *arguments):
+def broken_rules(monkeypatch, check, key):
     """Names of all rules that a check finds broken, if it goes on after each."""
     found = set()
 
@@ -264,16 +264,18 @@ def noticed(monkeypatch, check, *arguments):
 
     for module in (_buffers, _samplers):
         monkeypatch.setattr(module, "rule", rule)
-    check(*arguments)
+    check(key)
     return {name for name, text in vars(testing).items() if name.isupper() and text in found}
+
+
+def check_faults(faults, found):
+    """Check that right methods break no rule, and each fault the one rule that its name begins with."""
+    expected = {name: {name.partition(":")[0]} for name in faults}
+    assert dict(zip([*faults, "none"], found, strict=True)) == expected | {"none": set()}
 
 
 def leaves(state):
     return RIGHT.masses(state) if isinstance(state.tree, jr.sum_tree.SumTree) else jnp.ones(1)
-
-
-def name_of(text):
-    return next(name for name, x in vars(testing).items() if x is text)
 
 
 def sampled(change):
@@ -288,7 +290,7 @@ def is_eager(state):
 def sample_in_place(right, state, *arguments):
     found = right(state, *arguments)
     if is_eager(state):
-        is_on = (state.count == 4) & (state.fault == [*BUFFER_FAULTS].index("changed in place"))
+        is_on = (state.count == 4) & (state.fault == [*BUFFER_FAULTS].index("PURE: changed in place"))
         object.__setattr__(state, "storage", {"x": state.storage["x"].at[5].add(1.0 * is_on)})  # then overwritten
     return found
 
@@ -305,75 +307,55 @@ def newest_for_none(drawn, state):
 
 SCANNED = []  # something when the program with the scan has been traced
 BUFFER_FAULTS = {  # the rule that each breaks, and no other
-    "values stored": (testing.ABSTRACT, {}),
-    "another state under vmap": (
-        testing.MODES,
-        {"add": lambda right, *x: (new := right(*x)).replace(priorities=unless_mapped(new.priorities))},
-    ),
-    "another draw in a scan": (testing.MODES, sampled(lambda x, s: {"items": {"x": x.items["x"] + (not SCANNED)}})),
-    "another draw if eager": (
-        testing.MODES,
-        {"sample": lambda right, s, key, n: right(s, jax.random.fold_in(key, is_eager(s)), n)},
-    ),
-    "another state if eager": (
-        testing.MODES,
-        {
-            "update": lambda right, s, *x: (new := right(s, *x)).replace(
-                priorities=new.priorities * (1 + (is_eager(s) & (s.count == 16)))
-            )
-        },
-    ),
-    "changed in place": (testing.PURE, {"sample": sample_in_place}),
-    "empty, named": (testing.EMPTY, sampled(lambda x, s: {"indices": jnp.where(s.count == 0, 0, x.indices)})),
-    "empty, likely": (
-        testing.EMPTY,
-        sampled(lambda x, s: {"probabilities": jnp.where(s.count == 0, 0.1, x.probabilities)}),
-    ),
-    "empty, weighed": (testing.EMPTY, sampled(lambda x, s: {"weights": jnp.where(s.count == 0, 1.0, x.weights)})),
-    "negative weights": (testing.RANGES, sampled(lambda x, s: {"weights": -x.weights})),
-    "name without an item": (testing.RANGES, sampled(newest_for_none)),
-    "key ignored": (testing.LAW, {"sample": lambda right, s, key, n: right(s, jax.random.key(1), n)}),
-    "items of others": (testing.HANDLES, sampled(lambda x, s: {"items": {"x": x.items["x"] + (x.items["x"] != 0)}})),
-    "slots for handles": (
-        testing.HANDLES,
-        sampled(lambda x, s: {"indices": jnp.where(x.indices >= 0, x.indices % 6, -1)})
-        | {"get": lambda right, s, slots: right(s, jnp.where(slots >= 0, newest(slots, s), -1))},
-    ),
-    "late TD errors of new items": (
-        testing.LATE,
-        {"update": lambda right, s, old, x: right(s, jnp.where(old >= 0, newest(old, s), -1), x)},
-    ),
+    "ABSTRACT: values stored": {},
+    "MODES: another state under vmap": {
+        "add": lambda right, *x: (new := right(*x)).replace(priorities=unless_mapped(new.priorities))
+    },
+    "MODES: another draw in a scan": sampled(lambda x, s: {"items": {"x": x.items["x"] + (not SCANNED)}}),
+    "MODES: another draw if eager": {
+        "sample": lambda right, s, key, n: right(s, jax.random.fold_in(key, is_eager(s)), n)
+    },
+    "MODES: another state if eager": {
+        "update": lambda right, s, *x: (new := right(s, *x)).replace(
+            priorities=new.priorities * (1 + (is_eager(s) & (s.count == 16)))
+        )
+    },
+    "PURE: changed in place": {"sample": sample_in_place},
+    "EMPTY: empty, named": sampled(lambda x, s: {"indices": jnp.where(s.count == 0, 0, x.indices)}),
+    "EMPTY: empty, likely": sampled(lambda x, s: {"probabilities": jnp.where(s.count == 0, 0.1, x.probabilities)}),
+    "EMPTY: empty, weighed": sampled(lambda x, s: {"weights": jnp.where(s.count == 0, 1.0, x.weights)}),
+    "RANGES: negative weights": sampled(lambda x, s: {"weights": -x.weights}),
+    "RANGES: name without an item": sampled(newest_for_none),
+    "LAW: key ignored": {"sample": lambda right, s, key, n: right(s, jax.random.key(1), n)},
+    "HANDLES: items of others": sampled(lambda x, s: {"items": {"x": x.items["x"] + (x.items["x"] != 0)}}),
+    "HANDLES: slots for handles": sampled(lambda x, s: {"indices": jnp.where(x.indices >= 0, x.indices % 6, -1)})
+    | {"get": lambda right, s, slots: right(s, jnp.where(slots >= 0, newest(slots, s), -1))},
+    "LATE: late TD errors of new items": {
+        "update": lambda right, s, old, x: right(s, jnp.where(old >= 0, newest(old, s), -1), x)
+    },
 }
 
 
 class FaultyBuffer(type("Switched", (Own,), switched(Own, BUFFER_FAULTS))):
     def init(self, items):
         values = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
-        is_stored = self.fault == [*BUFFER_FAULTS].index("values stored")
+        is_stored = self.fault == [*BUFFER_FAULTS].index("ABSTRACT: values stored")
         return super().init(items).replace(count=jnp.int32(is_stored * len(values)))
 
 
-@pytest.fixture(scope="module")
-def buffer_runs():
-    runs = runs_of(FaultyBuffer())
-    runs.scan_and_vmap(runs.init(), jax.random.split(seeds.key(0), (2, _buffers.STEPS)))
+def test_a_fault_of_a_buffer_breaks_one_rule(monkeypatch):
+    runs, found, key = runs_of(FaultyBuffer()), [], seeds.key(0)
+    runs.scan_and_vmap(runs.init(), jax.random.split(key, (2, _buffers.STEPS)))
     SCANNED.append(True)
-    return runs
-
-
-@pytest.mark.parametrize("name", [None, *BUFFER_FAULTS])
-def test_a_fault_of_a_buffer_breaks_one_rule(monkeypatch, buffer_runs, name):
-    number, rules = ([*BUFFER_FAULTS].index(name), {name_of(BUFFER_FAULTS[name][0])}) if name else (-1, set())
-    buffer_runs.buffer = dataclasses.replace(buffer_runs.buffer, fault=number)
-    found = noticed(monkeypatch, buffer_runs.check, seeds.key(0))
-    assert found == rules
-
-
-@pytest.mark.parametrize("change", WRONG_TYPES)
-def test_types_of_draws_are_checked(buffer_runs, change):
-    buffer = own(sample=lambda sample, *args: (found := sample(*args)).replace(**change(found)))
-    state, _ = buffer_runs.jit_step(buffer_runs.init(), seeds.key(0))
-    breaks(testing.TYPES, runs_of(buffer).check_draws, state, seeds.key(0))
+    for number in (*range(len(BUFFER_FAULTS)), -1):
+        runs.buffer = FaultyBuffer(fault=number)
+        found.append(broken_rules(monkeypatch, runs.check, key))
+    check_faults(BUFFER_FAULTS, found)
+    monkeypatch.undo()
+    state, _ = runs.jit_step(runs.init(), key)
+    for change in WRONG_TYPES:
+        buffer = own(sample=lambda sample, *args, change=change: (found := sample(*args)).replace(**change(found)))
+        breaks(testing.TYPES, runs_of(buffer).check_draws, state, key)
 
 
 def runs_of(buffer):
@@ -491,10 +473,6 @@ def weighed(of, change):
     return {"weights": weights}
 
 
-def by_less(method, p, live):
-    return method(live, beta=0.99)
-
-
 def old_leaf(right, state, slots, drawable, *, axis_name=None, **named):
     new, held = right(state, slots, drawable, axis_name=axis_name, **named), leaves(state)
     return new.replace(
@@ -516,7 +494,9 @@ def nudge(right, state, slots, td_errors, mask, **named):
 
 def promise(right, state, slots, *args, axis_name=None, **named):
     """A promise of distinct indices, which is false."""
-    slots_told = jnp.where(state.fault == [*FAULTS].index("distinct slots promised"), slots, np.arange(len(slots)))
+    slots_told = jnp.where(
+        state.fault == [*FAULTS].index("LAST: distinct slots promised"), slots, np.arange(len(slots))
+    )
     told = jnp.zeros(state.tree.capacity).at[slots_told].set(1.0, mode="drop", unique_indices=True)
     return right(state, slots, *args, axis_name=axis_name, **named).replace(epsilon=state.epsilon + 0 * told[0])
 
@@ -547,97 +527,72 @@ def rarer_in_one_shard(slots, p, state, live):
 
 RIGHT, UNIFORM = jr.Prioritized(alpha=0.7, stratified=False), jr.Uniform()
 FAULTS = {  # the rule that each breaks, and no other
-    "another result under vmap": (testing.MODES, updated(rejected=lambda new, *_: unless_mapped(new.rejected))),
-    "weight of the first row": (
-        testing.RANGES,
-        weighed(None, lambda right, p, live: right(live).at[0].set(jnp.nan if len(p) == 8 else right(live)[0])),
+    "MODES: another result under vmap": updated(rejected=lambda new, *_: unless_mapped(new.rejected)),
+    "RANGES: weight of the first row": weighed(
+        None, lambda right, p, live: right(live).at[0].set(jnp.nan if len(p) == 8 else right(live)[0])
     ),
-    "empty slot drawn": (testing.LIVE, dead(lambda live: (live.size == live.capacity - 1) & (live.axis_name is None))),
-    "restrict ignored": (
-        testing.LIVE,
-        {"restrict": lambda right, s, live: right(s, live.replace(start=0 * live.start, size=live.start + live.size))},
+    "LIVE: empty slot drawn": dead(lambda live: (live.size == live.capacity - 1) & (live.axis_name is None)),
+    "LIVE: restrict ignored": {
+        "restrict": lambda right, s, live: right(s, live.replace(start=0 * live.start, size=live.start + live.size))
+    },
+    "LIVE: empty, drawn": drawn(lambda slots, p, s, live: (slots, jnp.where(live.size == 0, 0.5, p))),
+    "LIVE: empty, weighed": weighed(0.0, lambda right, p, live: jnp.where(live.size == 0, 1.0, right(live, beta=0.0))),
+    "FILLED: row left empty": first(0.0, lambda s, live: True),
+    "LAW: another law": alike(lambda s, live: (live.start == 0) & (s.rejected == 0) & ~has_tiny(s)),
+    "LAW: another law if restricted": alike(lambda s, live: live.start > 0),
+    "LAW: another law after a NaN": alike(lambda s, live: s.rejected > 0),
+    "RESTRICTED: restricted evenly": drawn(evenly),
+    "KEYS: key ignored": {"sample": lambda right, s, key, *x: right(s, jax.random.key(1), *x)},
+    "IGNORED: no name is slot 0": rows_of(
+        lambda slots, x, mask, spent: (jnp.where(slots == -1, 0, slots), x, mask, spent)
     ),
-    "empty, drawn": (testing.LIVE, drawn(lambda slots, p, s, live: (slots, jnp.where(live.size == 0, 0.5, p)))),
-    "empty, weighed": (
-        testing.LIVE,
-        weighed(0.0, lambda right, p, live: jnp.where(live.size == 0, 1.0, right(live, beta=0.0))),
+    "IGNORED: stale is slot 0": rows_of(
+        lambda slots, x, mask, spent: (jnp.where(slots == 13, 0, slots), x, mask, spent)
     ),
-    "row left empty": (testing.FILLED, first(0.0, lambda s, live: True)),
-    "another law": (testing.LAW, alike(lambda s, live: (live.start == 0) & (s.rejected == 0) & ~has_tiny(s))),
-    "another law if restricted": (testing.LAW, alike(lambda s, live: live.start > 0)),
-    "another law after a NaN": (testing.LAW, alike(lambda s, live: s.rejected > 0)),
-    "restricted evenly": (testing.RESTRICTED, drawn(evenly)),
-    "key ignored": (testing.KEYS, {"sample": lambda right, s, key, *x: right(s, jax.random.key(1), *x)}),
-    "no name is slot 0": (
-        testing.IGNORED,
-        rows_of(lambda slots, x, mask, spent: (jnp.where(slots == -1, 0, slots), x, mask, spent)),
+    "IGNORED: mask ignored": rows_of(lambda slots, x, mask, spent: (slots, x, jnp.ones_like(mask), spent)),
+    "IGNORED: masked maximum": updated(
+        max_priority=lambda new, slots, x, mask: jnp.max(jnp.abs(x), where=x == 99, initial=new.max_priority)
     ),
-    "stale is slot 0": (
-        testing.IGNORED,
-        rows_of(lambda slots, x, mask, spent: (jnp.where(slots == 13, 0, slots), x, mask, spent)),
+    "LAST: first TD error counts": rows_of(lambda *rows: map(jnp.flip, rows)),
+    "LAST: distinct slots promised": {"update": promise},
+    "FINITE: NaN after a NaN": first(jnp.nan, lambda s, live: s.rejected > 0),
+    "FINITE: NaN after an infinity": largest(jnp.isinf) | first(jnp.nan, lambda s, live: jnp.isinf(s.max_priority)),
+    "FINITE: NaN after a zero": first(jnp.nan, lambda s, live: has_tiny(s)),
+    "SOME: nothing after NaN": nothing(lambda s: s.rejected > 4),
+    "SOME: nothing after infinities": largest(jnp.isinf) | nothing(lambda s: jnp.isinf(s.max_priority)),
+    "SOME: nothing after zeros": nothing(lambda s: jnp.max(leaves(s)) < 1e-3),
+    "SOME: nothing new after NaN": {
+        "insert": lambda right, s, *x, **y: right(s, *x, **y).replace(
+            rejected=jnp.where(s.rejected > 4, 1000, s.rejected)
+        )
+    }
+    | nothing(lambda s: s.rejected > 999),
+    "EVERY: older of the last two never drawn": {"restrict": lambda right, s, live: right(s, newer(live))},
+    "EVERY: spent for ever": {"insert": spend_for_ever},
+    "AGREE: priorities inverted": {
+        "priorities": lambda right, *x: 1 / (right(*x) + 1),
+        "priorities_at": lambda right, *x: 1 / (right(*x) + 1),
+    },
+    "AGREE: masses of others": {"masses": lambda right, s: right(s) * (1 + 0.01 * np.arange(s.tree.capacity))},
+    "AGREE: priorities_at of others": {"priorities_at": lambda right, *x: 1.01 * right(*x)},
+    "WEIGHTS: weights by a smaller beta": weighed(
+        1.0, lambda right, p, live: right(live, beta=1.0 if live.axis_name else 0.99)
     ),
-    "mask ignored": (testing.IGNORED, rows_of(lambda slots, x, mask, spent: (slots, x, jnp.ones_like(mask), spent))),
-    "masked maximum": (
-        testing.IGNORED,
-        updated(max_priority=lambda new, slots, x, mask: jnp.max(jnp.abs(x), where=x == 99, initial=new.max_priority)),
+    "WEIGHTS: weights of one shard": weighed(
+        1.0, lambda right, p, live: right(live, beta=0.99 if live.axis_name else 1.0)
     ),
-    "first TD error counts": (testing.LAST, rows_of(lambda *rows: map(jnp.flip, rows))),
-    "distinct slots promised": (testing.LAST, {"update": promise}),
-    "NaN after a NaN": (testing.FINITE, first(jnp.nan, lambda s, live: s.rejected > 0)),
-    "NaN after an infinity": (
-        testing.FINITE,
-        largest(jnp.isinf) | first(jnp.nan, lambda s, live: jnp.isinf(s.max_priority)),
-    ),
-    "NaN after a zero": (testing.FINITE, first(jnp.nan, lambda s, live: has_tiny(s))),
-    "nothing after NaN": (testing.SOME, nothing(lambda s: s.rejected > 4)),
-    "nothing after infinities": (testing.SOME, largest(jnp.isinf) | nothing(lambda s: jnp.isinf(s.max_priority))),
-    "nothing after zeros": (testing.SOME, nothing(lambda s: jnp.max(leaves(s)) < 1e-3)),
-    "nothing new after NaN": (
-        testing.SOME,
-        {
-            "insert": lambda right, s, *x, **y: right(s, *x, **y).replace(
-                rejected=jnp.where(s.rejected > 4, 1000, s.rejected)
-            )
-        }
-        | nothing(lambda s: s.rejected > 999),
-    ),
-    "older of the last two never drawn": (testing.EVERY, {"restrict": lambda right, s, live: right(s, newer(live))}),
-    "spent for ever": (testing.EVERY, {"insert": spend_for_ever}),
-    "priorities inverted": (
-        testing.AGREE,
-        {"priorities": lambda right, *x: 1 / (right(*x) + 1), "priorities_at": lambda right, *x: 1 / (right(*x) + 1)},
-    ),
-    "masses of others": (
-        testing.AGREE,
-        {"masses": lambda right, s: right(s) * (1 + 0.01 * np.arange(s.tree.capacity))},
-    ),
-    "priorities_at of others": (testing.AGREE, {"priorities_at": lambda right, *x: 1.01 * right(*x)}),
-    "weights by a smaller beta": (
-        testing.WEIGHTS,
-        weighed(1.0, lambda right, p, live: right(live, beta=1.0 if live.axis_name else 0.99)),
-    ),
-    "weights of one shard": (
-        testing.WEIGHTS,
-        weighed(1.0, lambda right, p, live: right(live, beta=0.99 if live.axis_name else 1.0)),
-    ),
-    "weights with beta 0": (testing.WEIGHTS, weighed(0.0, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0))),
-    "weights that rise": (testing.WEIGHTS, weighed(None, lambda right, p, live: p)),
-    "neighbour changed": (testing.OTHERS, {"update": nudge}),
-    "old TD errors remembered": (testing.FORGOTTEN, {"insert": old_leaf}),
-    "spent ignored with NaN": (
-        testing.SPENT,
-        rows_of(lambda slots, x, mask, spent: (slots, x, mask, spent & ~jnp.isnan(x))),
-    ),
-    "spent ignored with others": (
-        testing.SPENT,
-        rows_of(lambda slots, x, mask, spent: (slots, x, mask, spent & jnp.isnan(x))),
-    ),
-    "empty slot drawn after spent ones": (testing.SPENT, dead(lambda live: live.unspent is not None)),
-    "counter forgotten": (testing.CLEARED, {"cleared": lambda right, s, n: right(s, n).replace(updates=0 * s.updates)}),
-    "nothing cleared": (testing.CLEARED, {"cleared": lambda right, s, n: s}),
-    "axis_name ignored": (testing.SHARDS, {"update": lambda right, *x, axis_name=None, **y: right(*x, **y)}),
-    "another priority in one shard": (testing.SHARDS, {"insert": other_alpha}),
-    "rarer in one shard": (testing.SHARDS, drawn(rarer_in_one_shard)),
+    "WEIGHTS: weights with beta 0": weighed(0.0, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
+    "WEIGHTS: weights that rise": weighed(None, lambda right, p, live: p),
+    "OTHERS: neighbour changed": {"update": nudge},
+    "FORGOTTEN: old TD errors remembered": {"insert": old_leaf},
+    "SPENT: spent ignored with NaN": rows_of(lambda slots, x, mask, spent: (slots, x, mask, spent & ~jnp.isnan(x))),
+    "SPENT: spent ignored with others": rows_of(lambda slots, x, mask, spent: (slots, x, mask, spent & jnp.isnan(x))),
+    "SPENT: empty slot drawn after spent ones": dead(lambda live: live.unspent is not None),
+    "CLEARED: counter forgotten": {"cleared": lambda right, s, n: right(s, n).replace(updates=0 * s.updates)},
+    "CLEARED: nothing cleared": {"cleared": lambda right, s, n: s},
+    "SHARDS: axis_name ignored": {"update": lambda right, *x, axis_name=None, **y: right(*x, **y)},
+    "SHARDS: another priority in one shard": {"insert": other_alpha},
+    "SHARDS: rarer in one shard": drawn(rarer_in_one_shard),
 }
 
 
@@ -668,17 +623,18 @@ def test_a_sampler_that_breaks_a_rule_is_told_which(rule, sampler):
     breaks(rule, testing.check_sampler, sampler, key=seeds.key(0))
 
 
-@pytest.fixture(scope="module")
-def sampler_runs():
-    return _samplers._SamplerRuns(Faulty(alpha=0.7, stratified=False), 13, 8, ())
+def test_a_fault_of_a_sampler_breaks_one_rule(monkeypatch):
+    runs, found = _samplers._SamplerRuns(Faulty(alpha=0.7, stratified=False), 13, 8, ()), []
+    for number in (*range(len(FAULTS)), -1):
+        runs.sampler = dataclasses.replace(runs.sampler, fault=number)
+        found.append(broken_rules(monkeypatch, runs.check, seeds.key(0)))
+    check_faults(FAULTS, found)
 
 
-@pytest.mark.parametrize("name", [None, *FAULTS])
-def test_a_fault_of_a_sampler_breaks_one_rule(monkeypatch, sampler_runs, name):
-    number, rules = ([*FAULTS].index(name), {name_of(FAULTS[name][0])}) if name else (-1, set())
-    sampler_runs.sampler = dataclasses.replace(sampler_runs.sampler, fault=number)
-    found = noticed(monkeypatch, sampler_runs.check, seeds.key(0))
-    assert found == rules
+def test_every_rule_has_a_fault():
+    rules = {name for name, text in vars(testing).items() if name.isupper()}
+    told = {name for name, text in vars(testing).items() if text in [rule for rule, _ in BROKEN_BUFFERS]}
+    assert rules == told | {"TYPES"} | {name.partition(":")[0] for name in (*FAULTS, *BUFFER_FAULTS)}
 
 
 def newest_alone(sample, state, key, batch_size, live):

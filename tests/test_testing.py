@@ -472,6 +472,12 @@ def old_leaf(right, state, slots, drawable, *, axis_name=None, **named):
     )
 
 
+def give_up(right, state, slots, *args, **named):
+    """Count on where an item is inserted after many TD errors were rejected."""
+    many = (state.rejected > 4) & jnp.any(slots < state.tree.capacity)
+    return right(state, slots, *args, **named).replace(rejected=jnp.where(many, 1000, state.rejected))
+
+
 def spend_for_ever(right, state, slots, drawable, **named):
     alive = leaves(state)[slots] > 0
     return right(state, slots, drawable & (alive | (jnp.sum(leaves(state)) == 0)), **named)
@@ -543,18 +549,13 @@ FAULTS = {  # the rule that each breaks, and no other
     ),
     "LAST: first TD error counts": rows_of(lambda *rows: map(jnp.flip, rows)),
     "LAST: distinct slots promised": {"update": promise},
-    "FINITE: NaN after a NaN": first(jnp.nan, lambda s, live: s.rejected > 0),
+    "FINITE: NaN after a NaN": largest(jnp.isnan) | first(jnp.nan, lambda s, live: jnp.isnan(s.max_priority)),
     "FINITE: NaN after an infinity": largest(jnp.isinf) | first(jnp.nan, lambda s, live: jnp.isinf(s.max_priority)),
     "FINITE: NaN after a zero": first(jnp.nan, lambda s, live: has_tiny(s)),
-    "SOME: nothing after NaN": nothing(lambda s: s.rejected > 4),
+    "SOME: nothing after NaN": largest(jnp.isnan) | nothing(lambda s: jnp.isnan(s.max_priority) & (s.rejected > 4)),
     "SOME: nothing after infinities": largest(jnp.isinf) | nothing(lambda s: jnp.isinf(s.max_priority)),
     "SOME: nothing after zeros": nothing(lambda s: jnp.max(leaves(s)) < 1e-3),
-    "SOME: nothing new after NaN": {
-        "insert": lambda right, s, *x, **y: right(s, *x, **y).replace(
-            rejected=jnp.where(s.rejected > 4, 1000, s.rejected)
-        )
-    }
-    | nothing(lambda s: s.rejected > 999),
+    "SOME: nothing new after NaN": {"insert": give_up} | nothing(lambda s: s.rejected > 999),
     "EVERY: older of the last two never drawn": {"restrict": lambda right, s, live: right(s, newer(live))},
     "EVERY: spent for ever": {"insert": spend_for_ever},
     "AGREE: priorities inverted": {
@@ -566,7 +567,7 @@ FAULTS = {  # the rule that each breaks, and no other
     "WEIGHTS: a smaller beta": weighed(1.0, lambda right, p, live: right(live, beta=1.0 if live.axis_name else 0.99)),
     "WEIGHTS: of one shard": weighed(1.0, lambda right, p, live: right(live, beta=0.99 if live.axis_name else 1.0)),
     "WEIGHTS: weights with beta 0": weighed(0.0, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
-    "WEIGHTS: weights that rise": weighed(None, lambda right, p, live: p),
+    "WEIGHTS: weights that rise": weighed(None, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
     "OTHERS: neighbour changed": {"update": nudge},
     "FORGOTTEN: old TD errors remembered": {"insert": old_leaf},
     "SPENT: spent ignored with NaN": rows_of(lambda i, x, mask, spent: (i, x, mask, spent & ~jnp.isnan(x))),

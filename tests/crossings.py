@@ -96,9 +96,9 @@ class Configuration:
     def pairs(self):
         """Pairs of options that are on together: in one buffer, or one of each sampler in two."""
         found = set()
-        for on in self.sources:
-            found.update(map(frozenset, itertools.combinations(sorted(on | self.program), 2)))
-        samplers = [on & {*OF_SAMPLER} for on in self.sources]
+        for options in self.sources:
+            found.update(map(frozenset, itertools.combinations(sorted(options | self.program), 2)))
+        samplers = [options & {*OF_SAMPLER} for options in self.sources]
         found.update(frozenset(pair) for pair in itertools.product(*map(sorted, samplers)) if len({*pair}) == 2)
         return frozenset(found)
 
@@ -107,15 +107,17 @@ class Configuration:
         """About how long it takes to compile."""
         moves = bool({"devices", "migrate"} & frozenset.union(*self.sources))
         programs = 1 + (moves or {"eager", "scan"} <= self.program) + 0.5 * ("eager" in self.program)
-        return programs * sum(1 + 0.6 * ("sharded" in on) for on in self.sources) * (1 + 0.3 * ("vmap" in self.program))
+        sources = sum(1 + 0.6 * ("sharded" in options) for options in self.sources)
+        return programs * sources * (1 + 0.3 * ("vmap" in self.program))
 
     def __str__(self):
-        return " + ".join("(" + ", ".join(sorted(on)) + ")" for on in self.sources) + f" {sorted(self.program)}"
+        sources = " + ".join(f"({', '.join(sorted(options))})" for options in self.sources)
+        return f"{sources} {sorted(self.program)}"
 
 
-def _fits(name, on):
-    own_sampler = name in OF_SAMPLER and on & {*OF_SAMPLER}
-    return not own_sampler and not any(frozenset((name, other)) in IMPOSSIBLE for other in on)
+def _fits(name, options):
+    own_sampler = name in OF_SAMPLER and options & {*OF_SAMPLER}
+    return not own_sampler and not any(frozenset((name, other)) in IMPOSSIBLE for other in options)
 
 
 def _drawn(rng):
@@ -125,18 +127,18 @@ def _drawn(rng):
     of_sequences = "tracer" not in program and rng.random() < 0.6
     sources = []
     for _ in range(1 + ("mixture" in program)):
-        on = {"sequence"} if of_sequences else set()
+        options = {"sequence"} if of_sequences else set()
         for name in map(str, rng.permutation([x for x in OF_BUFFER if x != "sequence"])):
             # In a mixture `max_age` is for all sources.
             if (NEEDS.get(name) == "sequence" and not of_sequences) or (name == "reservoir" and of_sequences):
                 continue
-            if rng.random() < 0.6 and _fits(name, on | program):
-                on |= {name, NEEDS.get(name, name)}
-        sources.append(on)
-    if any("devices" in on for on in sources):  # all shards of a mixture are on the same ones
-        for on in sources:
-            on ^= on & {"sharded", "explicit"} if "reservoir" in on else set()
-            on |= set() if "reservoir" in on else {"devices", "sharded"}
+            if rng.random() < 0.6 and _fits(name, options | program):
+                options |= {name, NEEDS.get(name, name)}
+        sources.append(options)
+    if any("devices" in options for options in sources):  # all shards of a mixture are on the same ones
+        for options in sources:
+            options ^= options & {"sharded", "explicit"} if "reservoir" in options else set()
+            options |= set() if "reservoir" in options else {"devices", "sharded"}
     return Configuration(tuple(map(frozenset, sources)), frozenset(program))
 
 
@@ -166,11 +168,11 @@ def over(buffer, num_shards, explicit=False):
     )
 
 
-def _sampler(on, rng, normalize):
-    if "recent" in on:
+def _sampler(options, rng, normalize):
+    if "recent" in options:
         return jr.Recent(half_life=2.5, beta=0.6, normalize=normalize if normalize != "global" else "batch")
-    if "prioritized" not in on:
-        return jr.Uniform(replacement="distinct" not in on)
+    if "prioritized" not in options:
+        return jr.Uniform(replacement="distinct" not in options)
     chosen = {
         "alpha": (0.6, 1.0, 0.0),
         "stratified": (True, False),
@@ -182,15 +184,15 @@ def _sampler(on, rng, normalize):
     return twins.PER(**chosen, normalize=normalize)
 
 
-def _buffer(on, rng, normalize):
-    named = {"sampler": _sampler(on, rng, normalize), "count_updates": "count_updates" in on}
-    named |= {"max_uses": 2 if "max_uses" in on else None, "donate": bool(rng.integers(2))}
-    if "sequence" not in on:
-        kind = jr.ReservoirBuffer if "reservoir" in on else jr.ReplayBuffer
+def _buffer(options, rng, normalize):
+    named = {"sampler": _sampler(options, rng, normalize), "count_updates": "count_updates" in options}
+    named |= {"max_uses": 2 if "max_uses" in options else None, "donate": bool(rng.integers(2))}
+    if "sequence" not in options:
+        kind = jr.ReservoirBuffer if "reservoir" in options else jr.ReplayBuffer
         return kind(capacity=int(rng.choice([8, 12])), **named)
-    windows = str(rng.choice(["cut", "inside", "episodes"])) if "windows" in on else "any"
+    windows = str(rng.choice(["cut", "inside", "episodes"])) if "windows" in options else "any"
     stride = 1 if windows == "episodes" else int(rng.integers(1, 3))
-    named |= {"windows": windows, "stride": stride, "gaps": "gaps" in on, "hindsight": "hindsight" in on}
+    named |= {"windows": windows, "stride": stride, "gaps": "gaps" in options, "hindsight": "hindsight" in options}
     return jr.SequenceBuffer(length=int(rng.integers(5, 9)), num_envs=ROWS, sequence_length=3, **named)
 
 
@@ -226,7 +228,7 @@ class Plan:
 
         return max(filter(fits, range(1, BATCH + 1)))
 
-    def of(self, name, k):
+    def method_of(self, name, k):
         """A method of source k, which takes and returns the whole state."""
         method = getattr(self.buffer, name)
         return (lambda state, *x, **named: method(state, k, *x, **named)) if self.mixture else method
@@ -261,31 +263,31 @@ def about_to_wrap(state):
     return state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, last)))
 
 
-def first_plan(on, rng):
+def first_plan(config, rng):
     """The plan of a configuration, and a function that makes the next one for an event."""
-    rules = ("batch", None) if "joint" in on.program else ("batch", None, "global")
+    rules = ("batch", None) if "joint" in config.program else ("batch", None, "global")
     normalize = rules[rng.integers(len(rules))]
-    wholes = [_buffer(its, rng, normalize) for its in on.sources]
+    wholes = [_buffer(options, rng, normalize) for options in config.sources]
     counts = [int(x) for x in rng.permutation([2, 4])]  # of shards, before and after `devices`
 
     def made(wholes, count, plan):
         sources = tuple(
-            over(whole, count if "sharded" in its else 0, "explicit" in its)
-            for whole, its in zip(wholes, on.sources, strict=True)
+            over(whole, count if "sharded" in options else 0, "explicit" in options)
+            for whole, options in zip(wholes, config.sources, strict=True)
         )
-        weights = "joint" if "joint" in on.program else "own"
-        mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights) if "mixture" in on.program else None
+        weights = "joint" if "joint" in config.program else "own"
+        mixture = jr.Mixture(buffers=sources, shares=shares, weights=weights) if "mixture" in config.program else None
         return dataclasses.replace(plan, sources=sources, mixture=mixture)
 
-    used, shares = frozenset().union(*on.sources), (0.62, 0.38, 0.5)
+    used, shares = frozenset().union(*config.sources), (0.62, 0.38, 0.5)
     if "sharded" in used:  # shards get equal numbers of rows, and three quarters of 16 may be above all slots
         choices = ((1, 1), (3, 1)) if len(wholes) < 3 else ((1, 1, 2), (2, 1, 1))
         shares = choices[rng.integers(2) if "distinct" not in used else 0]
     shares = shares[: len(wholes)]
-    tracer = TRACER if "tracer" in on.program else None
+    tracer = TRACER if "tracer" in config.program else None
     order = [str(x) for x in rng.permutation(["add", "update", "draw"])]
     order.insert(rng.integers(order.index("add") + 1), "set")  # an addition may replace everything
-    plan = Plan((), None, tracer, tuple(order), "max_age" in on.program, int(rng.integers(2, 5)))
+    plan = Plan((), None, tracer, tuple(order), "max_age" in config.program, int(rng.integers(2, 5)))
     plan = made(wholes, counts[0], plan)
 
     def after(plan, event):
@@ -294,11 +296,11 @@ def first_plan(on, rng):
             remaining = [x for x in (0, 1, 2, 4) if x != count]
             return made(wholes, int(rng.choice(remaining)), plan)
         changed = []
-        for whole, its in zip(wholes, on.sources, strict=True):
-            if "migrate" in its:
-                name, sizes = ("length", range(5, 10)) if "sequence" in its else ("capacity", (4, 8, 16))
+        for whole, options in zip(wholes, config.sources, strict=True):
+            if "migrate" in options:
+                name, sizes = ("length", range(5, 10)) if "sequence" in options else ("capacity", (4, 8, 16))
                 size = int(rng.choice(sizes))
-                whole = dataclasses.replace(whole, **{name: size}, sampler=_sampler(its, rng, normalize))
+                whole = dataclasses.replace(whole, **{name: size}, sampler=_sampler(options, rng, normalize))
             changed.append(whole)
         return made(changed, count, plan)
 
@@ -310,7 +312,7 @@ def every(plan, state):
     found = []
     for k, source in enumerate(plan.sources):
         slots = np.tile(np.arange(source.num_slots), twins.num_shards(source))
-        names = plan.of("handles", k)(state, slots)
+        names = plan.method_of("handles", k)(state, slots)
         found.append((names, plan.buffer.get(state, names)))
     return found
 
@@ -332,15 +334,15 @@ def step(plan, carry, given):
     for operation in plan.order:
         if operation == "add":
             seen["valid"] = []
-            for k, its in enumerate(given["add"]):
-                if "closed" in its:
-                    state = plan.of("end_streams", k)(state, mask=its["closed"])
-                rows, key = its.get("rows"), its.get("key")
+            for k, arguments in enumerate(given["add"]):
+                if "closed" in arguments:
+                    state = plan.method_of("end_streams", k)(state, mask=arguments["closed"])
+                rows, key = arguments.get("rows"), arguments.get("key")
                 if plan.tracer is not None:
-                    tracers[k], rows, valid = plan.tracer.add(tracers[k], *its["step"])
+                    tracers[k], rows, valid = plan.tracer.add(tracers[k], *arguments["step"])
                     seen["valid"].append(valid)
                 keys = () if key is None else (jax.random.wrap_key_data(key),)
-                state = plan.of("add", k)(state, rows, *keys, **its["named"])
+                state = plan.method_of("add", k)(state, rows, *keys, **arguments["named"])
             seen["every"] = every(plan, state)
         elif operation == "update":
             state = plan.buffer.update(state, *given["update"])
@@ -385,7 +387,7 @@ def keep_seen(ring, items, seen, mask=None, td_errors=None):
     assert len(seen) == min(ring.num_slots, ring.count), "stored as many as there is room for"
     assert seen <= old.keys() | rows.keys(), "stored something that was never added, or was replaced"
     assert len(old.keys() & seen) == len(old) or len(seen) == ring.num_slots, "replaced while there was room"
-    kept = [of for number, of in old.items() if number in seen]
+    kept = [entry for number, entry in old.items() if number in seen]
     ring.stored, new = kept, sorted(rows[number] for number in seen & rows.keys())
     return oracles.keep_newest(ring, [items[row] for row in new], None, None if td_errors is None else td_errors[new])
 
@@ -443,23 +445,23 @@ class Source(oracles.ShardedTwin):
         """The twin after a migration to another buffer of the same kind, or to another number of shards."""
         new, old_sampler = Source(source, self.in_order), self.sampler
         pairs = _moved_sequences if isinstance(twins.unsharded(source), jr.SequenceBuffer) else _moved_items
-        rings = ([shard.ring for shard in of.shards] for of in (self, new))
+        rings = ([shard.ring for shard in source.shards] for source in (self, new))
         pairs = [*pairs(*rings, twins.unsharded(source))]
         was, is_ = (isinstance(x, jr.Prioritized) for x in (old_sampler, new.sampler))
         priorities = [shard.priorities for shard in self.shards]
         for shard in new.shards if was and is_ else []:
-            shard.priorities.max_priority = max(its.max_priority for its in priorities)
-            shard.priorities.updates = max(its.updates for its in priorities)
-            shard.priorities.rejected = sum(its.rejected for its in priorities) if shard is new.shards[0] else 0
+            shard.priorities.max_priority = max(each.max_priority for each in priorities)
+            shard.priorities.updates = max(each.updates for each in priorities)
+            shard.priorities.rejected = sum(each.rejected for each in priorities) if shard is new.shards[0] else 0
         new.shards[0].uses.late = sum(old.uses.late for old in self.shards)
         for (k, before), (to, after) in pairs:
-            old, its, uses = priorities[k], new.shards[to].priorities, new.shards[to].uses
-            leaf = its.to_leaf(its.max_priority)
+            old, moved, uses = priorities[k], new.shards[to].priorities, new.shards[to].uses
+            leaf = moved.to_leaf(moved.max_priority)
             if was and is_ and old.alpha > 0 and not self.shards[k].uses.is_spent(before):
                 leaf = old.leaf[before]
-                leaf = leaf if old.alpha == its.alpha else its.to_leaf(leaf ** (1 / old.alpha))
+                leaf = leaf if old.alpha == moved.alpha else moved.to_leaf(leaf ** (1 / old.alpha))
             uses.counts[after] = self.shards[k].uses.counts[before]
-            its.leaf[after] = 0.0 if uses.is_spent(after) else leaf
+            moved.leaf[after] = 0.0 if uses.is_spent(after) else leaf
         return new
 
 
@@ -533,11 +535,11 @@ class Twin(oracles.MixtureTwin):
             return self.sources[0].rows(names)
         found = []
         for name in map(int, names):
-            of = [source.shards[item[0]] for source in self.sources if (item := source.find(name)) is not None]
+            holders = [source.shards[item[0]] for source in self.sources if (item := source.find(name)) is not None]
             handle = [item[1] for source in self.sources if (item := source.find(name)) is not None]
-            assert len(of) < 2, f"{name} names items of two sources"
+            assert len(holders) < 2, f"{name} names items of two sources"
             other = self.sources[name % len(self.sources)].shards[0]
-            found.append((of[0], handle[0]) if of else (other, None if name >= 0 else -1))
+            found.append((holders[0], handle[0]) if holders else (other, None if name >= 0 else -1))
         return found
 
 
@@ -619,24 +621,24 @@ class Lane(twins.Lane):
         self.check_look(given, seen["look"], seen["every"])
 
     def add(self, given, seen):
-        for k, (source, its) in enumerate(zip(self.twin.sources, given["add"], strict=True)):
-            named = its["named"]
+        for k, (source, arguments) in enumerate(zip(self.twin.sources, given["add"], strict=True)):
+            named = arguments["named"]
             names, found = seen["every"][k]
             numbers = _observed(found)["id"].reshape(len(names), -1)[:, 0]
-            if "closed" in its:
-                source.end_streams(its["closed"])
-                self.happened["streams closed"] += int(np.sum(its["closed"]))
+            if "closed" in arguments:
+                source.end_streams(arguments["closed"])
+                self.happened["streams closed"] += int(np.sum(arguments["closed"]))
             if isinstance(self.plan.wholes[k], jr.SequenceBuffer):
                 if not named["mask"]:
                     self.happened["rollouts masked"] += 1
                     continue
-                rows, ends = twins.records(its["rows"]["id"]), named.get("ends")
+                rows, ends = twins.records(arguments["rows"]["id"]), named.get("ends")
                 new = source.add(rows, ends, named["td_errors"], named.get("drawable"), axis=1)
             else:
                 if self.plan.tracer is None:
-                    rows, mask = twins.records(its["rows"]["id"]), named["mask"]
+                    rows, mask = twins.records(arguments["rows"]["id"]), named["mask"]
                 else:
-                    fields = dict(zip(("s", "a", "r", "terminated", "truncated"), its["step"], strict=False))
+                    fields = dict(zip(("s", "a", "r", "terminated", "truncated"), arguments["step"], strict=False))
                     rows, valid = self.twin.tracers[k].add(fields)
                     np.testing.assert_array_equal(seen["valid"][k], valid)
                     mask = named["mask"] & valid
@@ -688,9 +690,9 @@ class Lane(twins.Lane):
         if not isinstance(found, jr.TransitionBatch):
             return
         for row, name in enumerate(names):
-            of = [(source, item) for source in self.twin.sources if (item := source.find(name)) is not None]
-            if of:
-                ((source, (k, handle)),) = of
+            holders = [(source, item) for source in self.twin.sources if (item := source.find(name)) is not None]
+            if holders:
+                ((source, (k, handle)),) = holders
                 record = source.shards[k].ring.item(handle)
                 assert (found.A[row], found.S_next["id"][row]) == (record["id"], record["next"])
                 np.testing.assert_allclose([found.Rn[row], found.In[row]], [record["Rn"], record["In"]], rtol=1e-5)
@@ -698,12 +700,15 @@ class Lane(twins.Lane):
 
     def check_every(self, found):
         """Check the names and items in all slots."""
-        for source, (names, its) in zip(self.twin.sources, found, strict=True):
-            self.check_records(its, names)
-            its = _observed(its)
-            source.learn(names, its["id"].reshape(len(names), -1)[:, 0])
+        for source, (names, stored_items) in zip(self.twin.sources, found, strict=True):
+            self.check_records(stored_items, names)
+            stored_items = _observed(stored_items)
+            source.learn(names, stored_items["id"].reshape(len(names), -1)[:, 0])
             stored = [source.find(name) if name >= 0 else None for name in names]
-            twins.check_items(its, [None if of is None else source.shards[of[0]].ring.items(of[1]) for of in stored])
+            twins.check_items(
+                stored_items,
+                [None if place is None else source.shards[place[0]].ring.items(place[1]) for place in stored],
+            )
 
     def check_look(self, given, seen, every):
         twin, names = self.twin, given["read"]
@@ -712,13 +717,13 @@ class Lane(twins.Lane):
         items = [shard.ring.items(handle) if shard.has(handle) else None for shard, handle in rows]
         twins.check_items(_observed(seen["read"]), items)
         for k, (lane, source) in enumerate(zip(self.parts, twin.sources, strict=True)):
-            its = twin.of_source(k, rows)
-            own = {name: seen[name][its] for name in ("slots", "age", "priorities")}
-            shards = [source.shards.index(rows[row][0]) for row in its]
+            own_rows = twin.of_source(k, rows)
+            own = {name: seen[name][own_rows] for name in ("slots", "age", "priorities")}
+            shards = [source.shards.index(rows[row][0]) for row in own_rows]
             number = source.shards[0].ring.num_slots
             in_slots = np.pad(every[k][0].reshape(len(source.shards), number), ((0, 0), (0, 1)), constant_values=-1)
             own["handles"] = in_slots[shards, own["slots"]]
-            lane.check_look_ups(own, names[its], [rows[row] for row in its])
+            lane.check_look_ups(own, names[own_rows], [rows[row] for row in own_rows])
         if "later" in seen:
             sequence.Lane.check_later(self, names, *seen["later"], last=False)
 
@@ -738,19 +743,19 @@ class Lane(twins.Lane):
             if "rejected" not in numbers:
                 continue
             priorities = [shard.priorities for shard in source.shards]
-            assert numbers["rejected"] == sum(its.rejected for its in priorities)
-            assert numbers["updates"] == max(its.updates for its in priorities)
-            leaves = [leaf for its in priorities for leaf in its.leaf.values()]
+            assert numbers["rejected"] == sum(each.rejected for each in priorities)
+            assert numbers["updates"] == max(each.updates for each in priorities)
+            leaves = [leaf for each in priorities for leaf in each.leaf.values()]
             np.testing.assert_allclose(numbers["total_priority"], sum(leaves), rtol=1e-5)
-            largest = max(its.max_priority for its in priorities)
+            largest = max(each.max_priority for each in priorities)
             if source.sampler.max_priority == "stored":
                 top = max(leaves, default=0)
                 largest = top ** (1 / source.sampler.alpha) if top > 0 and source.sampler.alpha > 0 else 1.0
             np.testing.assert_allclose(numbers["max_priority"], largest, rtol=1e-5)
 
 
-def _observed(its):
-    return its.S if isinstance(its, jr.TransitionBatch) else its
+def _observed(found):
+    return found.S if isinstance(found, jr.TransitionBatch) else found
 
 
 class Run:
@@ -759,11 +764,11 @@ class Run:
     A segment has `steps` steps.
     """
 
-    def __init__(self, on, name, seed=seeds.SEED, steps=STEPS):
-        self.name, self.seed, self.on, self.steps = name, seed, on, steps
+    def __init__(self, config, name, seed=seeds.SEED, steps=STEPS):
+        self.name, self.seed, self.config, self.steps = name, seed, config, steps
         self.rng = seeds.rng("crossings", name, seed=seed)
-        self.plan, self.after = first_plan(self.on, self.rng)
-        self.vmap, self.eager = ("vmap" in self.on.program), "eager" in self.on.program
+        self.plan, self.after = first_plan(self.config, self.rng)
+        self.vmap, self.eager = ("vmap" in self.config.program), "eager" in self.config.program
         self.lanes = [Lane(self.plan, seeds.rng("lane", name, k, seed=seed)) for k in range(1 + self.vmap)]
         self.carry = self.joined([self.plan.init() for _ in self.lanes])
         self.programs = {}
@@ -852,10 +857,12 @@ class Run:
 
         A program takes seconds to compile: one of each mode, and one before and one after the state moves.
         """
-        rng, modes = self.rng, [*({"eager", "scan"} & self.on.program)] or ["jit"]
+        rng, modes = self.rng, [*({"eager", "scan"} & self.config.program)] or ["jit"]
         modes = [str(mode) for mode in rng.permutation(modes)]
-        events = [str(x) for x in rng.permutation(sorted({"clear", "restore"} & self.on.program))]
-        moves = [str(x) for x in rng.permutation(sorted({"devices", "migrate"} & frozenset.union(*self.on.sources)))]
+        events = [str(x) for x in rng.permutation(sorted({"clear", "restore"} & self.config.program))]
+        moves = [
+            str(x) for x in rng.permutation(sorted({"devices", "migrate"} & frozenset.union(*self.config.sources)))
+        ]
         first = int(rng.integers(len(events) + 1))
         try:
             self.segment(modes[0])

@@ -1,7 +1,9 @@
 """The checks for buffers and samplers of one's own: ours pass, and what breaks a rule is told which one."""
 
+import contextlib
 import dataclasses
 import functools
+import operator
 import re
 
 import jax
@@ -10,61 +12,74 @@ import numpy as np
 import pytest
 import seeds
 from flax import struct
-from helpers import ByRank, rarely, rejects
+from helpers import rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
-from jaxreplay.testing import _buffers
+from jaxreplay.testing import _buffers, _samplers
 
 PER = jr.Prioritized(alpha=0.7)
 ITEMS = {"x": jax.ShapeDtypeStruct((4, 2), jnp.float32)}
 
 
+@struct.dataclass
+class OwnState:
+    storage: object
+    count: jax.Array  # int32 [], items added so far
+    priorities: jax.Array  # float32 [capacity]
+    fault: jax.Array  # int32 [], the number of the fault that is on
+
+
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """A buffer that inherits from nothing, draws evenly, and has something in all that `Sample` may hold."""
+    """A buffer that inherits from nothing, draws by TD errors, and has something in all that `Sample` may hold."""
 
     capacity: int = 6
-    keeps_handles: bool = False
+    fault: int = dataclasses.field(default=-1, compare=False)
 
     def init(self, items):
         storage = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), items)
-        return {"storage": storage, "count": jnp.zeros((), jnp.int32)}
+        return OwnState(storage, jnp.int32(0), jnp.zeros(self.capacity), jnp.int32(self.fault))
 
     @functools.partial(jax.jit, static_argnums=0)
     def add(self, state, items, key):
         size = jax.tree.leaves(items)[0].shape[0]
-        at = (state["count"] + jnp.arange(size, dtype=jnp.int32)) % self.capacity
-        storage = jax.tree.map(lambda x, new: x.at[at].set(new), state["storage"], items)
-        return {"storage": storage, "count": state["count"] + jnp.int32(size)}
+        at = (state.count + jnp.arange(size, dtype=jnp.int32)) % self.capacity
+        storage = jax.tree.map(lambda x, new: x.at[at].set(new), state.storage, items)
+        return state.replace(
+            storage=storage, count=state.count + jnp.int32(size), priorities=state.priorities.at[at].set(1.0)
+        )
 
     @functools.partial(jax.jit, static_argnums=(0, 3))
     def sample(self, state, key, batch_size):
         """Every third row is without an item."""
-        size = jnp.minimum(state["count"], self.capacity)
-        drawn = (jnp.arange(batch_size) % 3 > 0) & (size > 0)
-        ages = jax.random.randint(key, (batch_size,), 0, jnp.maximum(size, 1), jnp.int32)
-        named = drawn | (self.keeps_handles & (size > 0))
-        indices = jnp.where(named, state["count"] - 1 - ages, -1)
-        probabilities = jnp.where(drawn, 1.0 / jnp.maximum(size, 1), 0.0).astype(jnp.float32)
+        total = jnp.sum(state.priorities)
+        slots = jax.random.categorical(key, jnp.log(state.priorities), shape=(batch_size,)).astype(jnp.int32)
+        drawn = (jnp.arange(batch_size) % 3 > 0) & (total > 0)
+        indices = jnp.where(drawn, state.count - 1 - (state.count - 1 - slots) % self.capacity, -1)
+        probabilities = jnp.where(drawn, state.priorities[slots] / jnp.where(total > 0, total, 1.0), 0.0)
         weights = drawn.astype(jnp.float32)
         items = self.get(state, indices)
         if isinstance(items, jr.TransitionBatch):
             items = items.replace(W=weights, idx=indices)
         return jr.Sample(items, indices, probabilities, weights)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def update(self, state, indices, td_errors):
-        return state
+        slots = jnp.where(self.has(state, indices), indices % self.capacity, self.capacity)
+        return state.replace(priorities=state.priorities.at[slots].set(jnp.abs(td_errors) + 0.1, mode="drop"))
 
     @functools.partial(jax.jit, static_argnums=0)
     def get(self, state, indices):
-        stored = (indices >= 0) & (indices >= state["count"] - self.capacity)
-
         def read(x):
             found = x[indices % self.capacity]
-            return jnp.where(stored.reshape(-1, *[1] * (found.ndim - 1)), found, 0).astype(x.dtype)
+            stored = self.has(state, indices).reshape(-1, *[1] * (found.ndim - 1))
+            return jnp.where(stored, found, 0).astype(x.dtype)
 
-        return jax.tree.map(read, state["storage"])
+        return jax.tree.map(read, state.storage)
+
+    def has(self, state, indices):
+        return (indices >= 0) & (indices >= state.count - self.capacity)
 
 
 ROWS = jr.TransitionBatch(S=jnp.zeros((4, 2)), A=jnp.zeros(4, bool), logP=None, Rn=jnp.zeros(4), In=jnp.zeros(4),
@@ -80,14 +95,6 @@ def test_a_buffer_of_ones_own_passes_with_the_add_that_is_given():
 
     testing.check_buffer(Own(), ROWS, add=add)
     assert calls
-
-
-def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
-    key = jax.random.key(0)
-    for buffer in (Small(), jr.ReplayBuffer(capacity=10)):
-        _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer)).check_donation(key)
-    runs = _buffers._Runs(Small(), ITEMS, 4, _buffers._adder(jr.ReplayBuffer(capacity=10)))
-    rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
 def test_a_law_is_looked_at_in_as_many_draws_of_a_buffer_that_allows_few():
@@ -155,11 +162,6 @@ class Small(jr.ReplayBuffer):
     donate: bool = False
 
 
-def store_at_init(init, items):
-    state, values = init(items), [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
-    return state.replace(ring=state.ring.replace(size=state.ring.size + len(values)))
-
-
 def widen(add, *arguments, **named):
     state = add(*arguments, **named)
     return state.replace(ring=state.ring.replace(size=state.ring.size.astype(jnp.float32)))
@@ -180,30 +182,6 @@ def own(**methods):
     return altered(Own, **methods)()
 
 
-def drawn_with(change):
-    """A buffer of which draws differ as `change(sample)`, a dict of fields, says."""
-    return own(sample=lambda sample, *args: (drawn := sample(*args)).replace(**change(drawn)))
-
-
-CALLS = []
-
-
-def count_calls(add, state, items, key):
-    CALLS.append(0)
-    return add(state, jax.tree.map(lambda x: x + len(CALLS) % 5, items), key)
-
-
-def is_eager(state):
-    return not isinstance(state["count"], jax.core.Tracer)
-
-
-def draw_in_place(sample, state, *args):
-    drawn = sample(state, *args)
-    if is_eager(state):
-        state["storage"] = jax.tree.map(lambda x: x + 1, state["storage"])
-    return drawn
-
-
 @jax.custom_batching.custom_vmap
 def unless_mapped(x):
     return x
@@ -214,55 +192,166 @@ def plus_one(size, is_batched, x):
     return x + 1, True
 
 
-def forget_late(update, state, indices, td_errors):
-    """After an update of nothing with large TD errors, one item is left."""
-    return state | {"count": jnp.where(jnp.any((indices == -1) & (td_errors > 50)), 1, state["count"])}
-
-
-def draw_slots(sample, *arguments):
-    drawn = sample(*arguments)
-    return drawn.replace(indices=jnp.where(drawn.indices < 0, -1, drawn.indices % 6))
-
-
 BROKEN_BUFFERS = [
     (testing.CONFIG, NotFrozen()),
-    (testing.ABSTRACT, altered(Small, init=store_at_init)()),
     (testing.STABLE, altered(Small, add=widen)()),
-    (testing.STABLE, own(add=lambda add, *args: add(*args) | {"more": jnp.zeros(())})),
+    (testing.STABLE, own(add=lambda add, *args: (add(*args), 0))),
     (testing.DONATED, altered(Small, add=lambda add, *args, **named: Small().add(*args, **named))(donate=True)),
+    (
+        testing.DONATED,
+        altered(Small, add=lambda add, *args, **named: altered(Small)(donate=True).add(*args, **named))(),
+    ),
     (
         testing.TRACED,
         own(
-            init=lambda init, items: init(items) | {"count": jnp.asarray(0)},  # weakly typed, as add's is not
-            add=lambda add, *args: (new := add(*args)) | {"count": new["count"].astype(jnp.asarray(0).dtype)},
+            init=lambda init, items: init(items).replace(count=jnp.asarray(0)),  # weakly typed, as add's is not
+            add=lambda add, *args: (new := add(*args)).replace(count=new.count.astype(jnp.asarray(0).dtype)),
         ),
     ),
-    (testing.MODES, own(add=count_calls)),
-    (testing.MODES, own(add=lambda add, *args: jax.tree.map(unless_mapped, add(*args)))),
-    (testing.MODES, own(sample=lambda sample, s, *args: sample(s | {"count": s["count"] + is_eager(s)}, *args))),
-    (
-        testing.MODES,
-        own(
-            init=lambda init, items: init(items) | {"eager": jnp.zeros((), jnp.int32)},
-            add=lambda add, state, *args: state | add(state, *args),
-            update=lambda update, state, *args: state | {"eager": state["eager"] + is_eager(state)},
-        ),
-    ),
-    (testing.PURE, own(sample=draw_in_place)),
 ]
-BROKEN_DRAWS = [
-    (testing.EMPTY, drawn_with(lambda x: {"indices": jnp.maximum(x.indices, 0)})),
-    (testing.EMPTY, drawn_with(lambda x: {"probabilities": jnp.maximum(x.probabilities, 0.1)})),
-    (testing.TYPES, drawn_with(lambda x: {"items": x.items["x"].astype(jnp.int32)})),
-    (testing.TYPES, drawn_with(lambda x: {"items": x.items["x"][1:]})),
-    (testing.TYPES, drawn_with(lambda x: {"indices": x.indices.astype(jnp.float32)})),
-    (testing.RANGES, Own(keeps_handles=True)),
-    (testing.RANGES, drawn_with(lambda x: {"weights": -x.weights})),
-    (testing.LAW, drawn_with(lambda x: {"probabilities": x.probabilities / 2})),
-    (testing.HANDLES, drawn_with(lambda x: {"items": {"x": x.items["x"] + 1}})),
-    (testing.HANDLES, own(sample=draw_slots, get=lambda get, s, slots: jax.tree.map(lambda x: x[slots], s["storage"]))),
-    (testing.LATE, own(update=forget_late)),
+WRONG_TYPES = [
+    lambda x: {"items": x.items["x"].astype(jnp.int32)},
+    lambda x: {"items": x.items["x"][1:]},
+    lambda x: {"probabilities": x.probabilities.astype(jnp.float16)},
 ]
+
+
+def switched(base, faults):
+    """Methods like those of `base`, of which a state's `fault` says which of `faults` is on: all share their programs.
+
+    A fault is a dict of methods, functions of the right method and its arguments.
+    """
+
+    def method(name):
+        @functools.wraps(getattr(base, name))
+        def chosen(self, state, *args, **named):
+            method = functools.partial(getattr(base, name), self)
+            result = method(state, *args, **named)
+
+            def right(*its, **more):
+                is_same = map(operator.is_, (*its, *more.values()), (state, *args, *named.values()))
+                return result if all(is_same) and more.keys() == named.keys() else method(*its, **more)
+
+            for number, methods in enumerate(faults.values()):
+                if name in methods:
+                    is_on = functools.partial(jnp.where, state.fault == number)
+                    result = jax.tree.map(is_on, methods[name](right, state, *args, **named), result)
+            return result
+
+        return chosen
+
+    return {name: method(name) for name in {name for methods in faults.values() for name in methods}}
+
+
+def broken_rules(monkeypatch, check, key):
+    """Names of all rules that a check finds broken, if it goes on after each."""
+    found = set()
+
+    @contextlib.contextmanager
+    def rule(text, exempt=()):
+        try:
+            yield
+        except Exception:
+            found.add(text)
+
+    for module in (_buffers, _samplers):
+        monkeypatch.setattr(module, "rule", rule)
+    check(key)
+    return {name for name, text in vars(testing).items() if name.isupper() and text in found}
+
+
+def check_faults(faults, found):
+    """Check that right methods break no rule, and each fault the one rule that its name begins with."""
+    expected = {name: {name.partition(":")[0]} for name in faults}
+    assert dict(zip([*faults, "none"], found, strict=True)) == expected | {"none": set()}
+
+
+def leaves(state):
+    return RIGHT.masses(state) if isinstance(state.tree, jr.sum_tree.SumTree) else jnp.ones(1)
+
+
+def sampled(change):
+    """A `sample` with other fields, a function of the right one and the state."""
+    return {"sample": lambda right, state, *x: (found := right(state, *x)).replace(**change(found, state))}
+
+
+def is_eager(state):
+    return not isinstance(state.count, jax.core.Tracer)
+
+
+def sample_in_place(right, state, *arguments):
+    found = right(state, *arguments)
+    if is_eager(state):
+        is_on = (state.count == 4) & (state.fault == [*BUFFER_FAULTS].index("PURE: changed in place"))
+        object.__setattr__(state, "storage", {"x": state.storage["x"].at[5].add(1.0 * is_on)})  # then overwritten
+    return found
+
+
+def newest(slots, state):
+    """Handles of what is in the slots now."""
+    return state.count - 1 - (state.count - 1 - slots) % 6
+
+
+def newest_for_none(drawn, state):
+    indices = jnp.where(drawn.probabilities > 0, drawn.indices, state.count - 1)
+    return {"indices": indices, "items": Own().get(state, indices)}
+
+
+SCANNED = []  # something when the program with the scan has been traced
+BUFFER_FAULTS = {  # the rule that each breaks, and no other
+    "ABSTRACT: values stored": {},
+    "MODES: another state under vmap": {
+        "add": lambda right, *x: (new := right(*x)).replace(priorities=unless_mapped(new.priorities))
+    },
+    "MODES: another draw in a scan": sampled(lambda x, s: {"items": {"x": x.items["x"] + (not SCANNED)}}),
+    "MODES: another draw if eager": {
+        "sample": lambda right, s, key, n: right(s, jax.random.fold_in(key, is_eager(s)), n)
+    },
+    "MODES: another state if eager": {
+        "update": lambda right, s, *x: (new := right(s, *x)).replace(
+            priorities=new.priorities * (1 + (is_eager(s) & (s.count == 16)))
+        )
+    },
+    "PURE: changed in place": {"sample": sample_in_place},
+    "EMPTY: empty, named": sampled(lambda x, s: {"indices": jnp.where(s.count == 0, 0, x.indices)}),
+    "EMPTY: empty, likely": sampled(lambda x, s: {"probabilities": jnp.where(s.count == 0, 0.1, x.probabilities)}),
+    "EMPTY: empty, weighed": sampled(lambda x, s: {"weights": jnp.where(s.count == 0, 1.0, x.weights)}),
+    "RANGES: negative weights": sampled(lambda x, s: {"weights": -x.weights}),
+    "RANGES: name without an item": sampled(newest_for_none),
+    "LAW: key ignored": {"sample": lambda right, s, key, n: right(s, jax.random.key(1), n)},
+    "HANDLES: items of others": sampled(lambda x, s: {"items": {"x": x.items["x"] + (x.items["x"] != 0)}}),
+    "HANDLES: slots for handles": sampled(lambda x, s: {"indices": jnp.where(x.indices >= 0, x.indices % 6, -1)})
+    | {"get": lambda right, s, slots: right(s, jnp.where(slots >= 0, newest(slots, s), -1))},
+    "LATE: late TD errors of new items": {
+        "update": lambda right, s, old, x: right(s, jnp.where(old >= 0, newest(old, s), -1), x)
+    },
+}
+
+
+class FaultyBuffer(type("Switched", (Own,), switched(Own, BUFFER_FAULTS))):
+    def init(self, items):
+        values = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
+        is_stored = self.fault == [*BUFFER_FAULTS].index("ABSTRACT: values stored")
+        return super().init(items).replace(count=jnp.int32(is_stored * len(values)))
+
+
+def test_a_fault_of_a_buffer_breaks_one_rule(monkeypatch):
+    runs, found, key = runs_of(FaultyBuffer()), [], seeds.key(0)
+    runs.scan_and_vmap(runs.init(), jax.random.split(key, (2, _buffers.STEPS)))
+    SCANNED.append(True)
+    for number in (*range(len(BUFFER_FAULTS)), -1):
+        runs.buffer = FaultyBuffer(fault=number)
+        found.append(broken_rules(monkeypatch, runs.check, key))
+    check_faults(BUFFER_FAULTS, found)
+    monkeypatch.undo()
+    state, _ = runs.jit_step(runs.init(), key)
+    for change in WRONG_TYPES:
+        buffer = own(sample=lambda sample, *args, change=change: (found := sample(*args)).replace(**change(found)))
+        breaks(testing.TYPES, runs_of(buffer).check_draws, state, key)
+
+
+def runs_of(buffer):
+    return _buffers._Runs(buffer, ITEMS, 8, buffer.add)
 
 
 def of_rule(value):
@@ -272,23 +361,6 @@ def of_rule(value):
 @pytest.mark.parametrize(("rule", "buffer"), BROKEN_BUFFERS, ids=of_rule)
 def test_a_buffer_that_breaks_a_rule_is_told_which(rule, buffer):
     breaks(rule, testing.check_buffer, buffer, ITEMS, key=seeds.key(0))
-
-
-def runs_of(buffer):
-    return _buffers._Runs(buffer, ITEMS, 8, buffer.add)
-
-
-@pytest.fixture(scope="module")
-def right():
-    """A state of `Own`, from which it draws as it should."""
-    state = runs_of(Own()).check_modes(seeds.key(0))
-    runs_of(Own()).check_draws(state, seeds.key(0))
-    return state
-
-
-@pytest.mark.parametrize(("rule", "buffer"), BROKEN_DRAWS, ids=of_rule)
-def test_draws_that_break_a_rule_are_told_which(right, rule, buffer):
-    breaks(rule, runs_of(buffer).check_draws, right, seeds.key(0))
 
 
 @pytest.mark.parametrize(
@@ -310,193 +382,256 @@ def test_a_law_is_checked_part_by_part():
         rejects(message, _buffers.check_law, drawn, law, error=AssertionError)
 
 
-RIGHT, UNIFORM = jr.Prioritized(alpha=0.7, stratified=False), jr.Uniform()
+@struct.dataclass
+class FaultyState(jr.samplers.PrioritizedState):
+    fault: jax.Array  # int32 [], the number of the fault that is on
 
 
-def wrong(sampler=RIGHT, **methods):
-    """A sampler like this one with other methods."""
-    fields = {x.name: getattr(sampler, x.name) for x in dataclasses.fields(sampler)}
-    return config(altered(type(sampler), **methods))(**fields)
+def has_tiny(state):
+    """True after a TD error of 0."""
+    return jnp.any((leaves(state) > 0) & (leaves(state) < 1e-3))
 
 
-def drawn_from(change, sampler=UNIFORM):
-    """A sampler that draws from other live slots than it should."""
-    return wrong(sampler, sample=lambda sample, state, key, size, live: sample(state, key, size, change(live)))
+def updated(**fields):
+    """An `update` after which fields are functions of the right state, and of the arguments."""
+
+    def update(right, state, *rows, **named):
+        new = right(state, *rows, **named)
+        return new.replace(**{name: change(new, *rows) for name, change in fields.items()})
+
+    return {"update": update}
 
 
-def all_but_first(live):
-    few = live.size > 1
+def rows_of(change):
+    """An `update` of other rows: slots, TD errors, mask and spent."""
+
+    def update(right, state, *rows, spent=None, axis_name=None):
+        *rows, spent = change(*rows, jnp.zeros(len(rows[0]), bool) if spent is None else spent)
+        return right(state, *rows, spent=spent, axis_name=axis_name)
+
+    return {"update": update}
+
+
+def largest(found):
+    """An `update` after which the largest priority is the TD error that was found, if one was."""
+
+    def change(new, slots, td_errors, mask):
+        return jnp.max(jnp.abs(td_errors), where=mask & found(td_errors), initial=new.max_priority)
+
+    return updated(max_priority=change)
+
+
+def drawn(change):
+    """A `sample` whose slots and probabilities are a function of the right ones, the state and `live`."""
+    return {"sample": lambda right, s, key, n, live: change(*right(s, key, n, live), s, live)}
+
+
+def first(value, where):
+    """A `sample` whose first row has another probability, in some states."""
+    return drawn(lambda slots, p, s, live: (slots, p.at[0].set(jnp.where(where(s, live), value, p[0]))))
+
+
+def nothing(where):
+    return drawn(lambda slots, p, s, live: (slots, jnp.where(where(s), 0.0, p)))
+
+
+def alike(where):
+    """A `sample` of which a quarter is alike, in some states; slots and their probabilities are right."""
+
+    def change(slots, p, s, live):
+        same = (np.arange(len(slots)) < len(slots) // 4) & where(s, live)
+        return jnp.where(same, slots[0], slots), jnp.where(same, p[0], p)
+
+    return drawn(change)
+
+
+def dead(where):
+    """The empty slot is drawn once, as one of a tiny priority."""
+
+    def change(slots, p, s, live):
+        is_dead = where(live) & (np.arange(len(slots)) == 0)
+        tiny = 1e-6 / jnp.sum(leaves(s)) if where(live) is not False else 0.0
+        return jnp.where(is_dead, live.capacity - 1, slots), jnp.where(is_dead, tiny, p)
+
+    return drawn(change) | {"priorities_at": lambda right, s, p: jnp.where(p < 1e-6, 0.0, right(s, p))}
+
+
+def weighed(of, change):
+    """`weights` of this beta are a function of the right method, its arguments and the probabilities."""
+
+    def weights(right, state, p, live, *, beta=None):
+        return change(functools.partial(right, state, p), p, live) if beta == of else right(state, p, live, beta=beta)
+
+    return {"weights": weights}
+
+
+def old_leaf(right, state, slots, drawable, *, axis_name=None, **named):
+    new, held = right(state, slots, drawable, axis_name=axis_name, **named), leaves(state)
+    return new.replace(
+        tree=jr.sum_tree.update(new.tree, np.arange(held.size), held, mask=(held > 0) & (axis_name is None))
+    )
+
+
+def give_up(right, state, slots, *args, **named):
+    """Count on where an item is inserted after many TD errors were rejected."""
+    many = (state.rejected > 4) & jnp.any(slots < state.tree.capacity)
+    return right(state, slots, *args, **named).replace(rejected=jnp.where(many, 1000, state.rejected))
+
+
+def spend_for_ever(right, state, slots, drawable, **named):
+    alive = leaves(state)[slots] > 0
+    return right(state, slots, drawable & (alive | (jnp.sum(leaves(state)) == 0)), **named)
+
+
+def nudge(right, state, slots, td_errors, mask, **named):
+    """A large TD error makes slot 2 likelier."""
+    new = right(state, slots, td_errors, mask, **named)
+    leaf = (1 + 0.01 * jnp.any(mask & (td_errors == 50))) * leaves(new)[2]
+    return new.replace(tree=jr.sum_tree.update(new.tree, np.array([2]), leaf[None]))
+
+
+def promise(right, state, slots, *args, axis_name=None, **named):
+    """A promise of distinct indices, which is false."""
+    slots_told = jnp.where(
+        state.fault == [*FAULTS].index("LAST: distinct slots promised"), slots, np.arange(len(slots))
+    )
+    told = jnp.zeros(state.tree.capacity).at[slots_told].set(1.0, mode="drop", unique_indices=True)
+    return right(state, slots, *args, axis_name=axis_name, **named).replace(epsilon=state.epsilon + 0 * told[0])
+
+
+def newer(live):
+    few = (live.size == 2) & (live.start == live.capacity - 3)
     return live.replace(start=live.start + few, size=live.size - few)
 
 
-def halve_beta_of_one_shard(weights, state, probabilities, live, beta=None):
-    return weights(state, probabilities, live, beta=beta if beta is None or live.axis_name else beta / 2)
+def other_alpha(right, state, slots, drawable, *, axis_name=None, **named):
+    """In the second shard an insertion of one item changes alpha afterwards."""
+    new = right(state, slots, drawable, axis_name=axis_name, **named)
+    one = 0 if axis_name is None else jax.lax.axis_index(axis_name) * (jnp.sum(slots < state.tree.capacity) == 1)
+    return new.replace(alpha=new.alpha * (1 + 0.01 * one))
 
 
-def newest_alone(live):
-    size = jnp.minimum(live.size, 1)
-    return live.replace(start=live.start + live.size - size, size=size)
+def evenly(slots, p, state, live):
+    if live.unspent is not None or leaves(state).size > 1:
+        return slots, p
+    size = jnp.maximum(live.size, 1)
+    return live.slots(np.arange(len(slots)) % size), jnp.full(len(slots), 1 / size)
 
 
-def told_evenly(sample, state, key, batch_size, live):
-    evenly = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1), 0.0)
-    return sample(state, key, batch_size, live)[0], jnp.full(batch_size, evenly, jnp.float32)
+def rarer_in_one_shard(slots, p, state, live):
+    is_second = live.axis_name is not None and jax.lax.axis_index(live.axis_name) == 1
+    return slots, jnp.where((slots == 0) & is_second, 0.99 * p, p)
 
 
-def grow(update, state, slots, td_errors, mask, **named):
-    CALLS.append(0)
-    return update(state, slots, td_errors * len(CALLS), mask)
-
-
-def take_all(update, state, slots, td_errors, mask, **named):
-    state = update(state, slots, td_errors, mask)
-    return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
-
-
-def draw_of_largest(sample, state, *args):
-    slots, probabilities = sample(state, *args)
-    return slots, probabilities * (state.max_priority / state.max_priority)
-
-
-def forgetful(insert, state, slots, drawable, **named):
-    new, held = insert(state, slots, drawable, **named), jr.sum_tree.leaves(state.tree)
-    kept = jr.sum_tree.update(new.tree, np.arange(held.size), held, mask=held > 0)
-    return new.replace(tree=kept)
-
-
-def keep_nan(update, state, slots, td_errors, mask, **named):
-    new = update(state, slots, td_errors, mask, **named)
-    return new.replace(max_priority=jnp.where(jnp.any(mask & jnp.isnan(td_errors)), jnp.nan, new.max_priority))
-
-
-def draw_if_finite(sample, state, *args):
-    slots, probabilities = sample(state, *args)
-    return slots, jnp.where(jnp.isnan(state.max_priority), 0.0, probabilities)
-
-
-def spend_for_ever(insert, state, slots, drawable, **named):
-    alive = jr.sum_tree.get(state.tree, slots) > 0
-    return insert(state, slots, drawable & (alive | (jr.sum_tree.total(state.tree) == 0)), **named)
-
-
-def spend_no_nan(update, state, slots, td_errors, mask, spent=None, **named):
-    spent = None if spent is None else spent & ~jnp.isnan(td_errors)
-    return update(state, slots, td_errors, mask, spent=spent, **named)
-
-
-def by_half(weights, *arguments, beta=None):
-    return weights(*arguments, beta=None if beta is None else beta / 2)
-
-
-def evenly(restrict, state, live):
-    slots = np.arange(live.capacity)
-    leaves = ((slots - live.start) % live.capacity < live.size).astype(jnp.float32)
-    return state.replace(tree=jr.sum_tree.update(state.tree, slots, leaves))
-
-
-def tell_size(sample, state, key, batch_size, live):
-    raise RuntimeError(f"{batch_size} rows")
-
-
-def by_rank(update, state, slots, td_errors, mask, **named):
-    """Leaves are the ranks of the priorities."""
-    new = update(state, slots, td_errors, mask, **named)
-    leaves = jr.sum_tree.leaves(new.tree)
-    ranks = jnp.where(leaves > 0, jnp.argsort(jnp.argsort(leaves)), 0).astype(jnp.float32)
-    return new.replace(tree=jr.sum_tree.update(new.tree, np.arange(leaves.size), ranks))
-
-
-def of_one_shard(weights, state, probabilities, live, **named):
-    return weights(state, probabilities, live.replace(axis_name=None), **named)
-
-
-@struct.dataclass
-class Row:
-    leaves: jax.Array
-    capacity = property(lambda self: self.leaves.shape[-1])
-
-
-@dataclasses.dataclass(frozen=True)
-class Unique(jr.samplers.Index):
-    """Leaves in an array, and a promise of distinct slots that is false."""
-
-    def init(self, capacity, **named):
-        return Row(jnp.zeros(capacity))
-
-    def write(self, state, slots, leaves, *, is_new, mask=True):
-        slots = jnp.where(mask, slots, state.tree.capacity)
-        return Row(state.tree.leaves.at[slots].set(leaves, mode="drop", unique_indices=True))
-
-    def get(self, state, slots):
-        return state.tree.leaves[slots]
-
-    def masses(self, state):
-        return state.tree.leaves
-
-
-def ignore_axis(update, *arguments, axis_name=None, **named):
-    return update(*arguments, **named)
-
-
-WRONG_SAMPLERS = {  # the rule that each breaks
-    "weights inverted": (testing.WEIGHTS, wrong(weights=lambda weights, s, p, live, **named: p)),
-    "beta ignored": (testing.WEIGHTS, wrong(weights=lambda weights, *args, beta=None: weights(*args))),
-    "weights by the root": (testing.WEIGHTS, wrong(weights=by_half)),
-    "weights of one shard": (testing.WEIGHTS, wrong(weights=of_one_shard)),
-    "NaN kept": (testing.SOME, wrong(update=keep_nan, sample=draw_if_finite)),
-    "nothing drawn": (testing.SOME, wrong(sample=lambda sample, *args: (sample(*args)[0], jnp.zeros(args[2])))),
-    "neighbour updated": (testing.OTHERS, wrong(update=lambda update, s, i, *x, **y: update(s, i + 1, *x, **y))),
-    "ranks": (testing.OTHERS, wrong(update=by_rank)),
-    "half of beta": (testing.WEIGHTS, wrong(weights=halve_beta_of_one_shard)),
-    "one of two drawn": (testing.EVERY, drawn_from(lambda live: live.replace(size=live.size - (live.size == 2)))),
-    "first slot never drawn": (testing.EVERY, drawn_from(all_but_first)),
-    "newest slot alone": (testing.KEYS, drawn_from(newest_alone, jr.Recent(half_life=4.0))),
-    "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
-    "spent ignored": (testing.SPENT, wrong(update=lambda update, *x, spent=None, **y: update(*x, **y))),
-    "spent ignored with NaN": (testing.SPENT, wrong(update=spend_no_nan)),
-    "axis_name ignored": (testing.SHARDS, wrong(update=ignore_axis)),
-    "key ignored": (testing.KEYS, wrong(sample=lambda sample, state, key, *x: sample(state, jax.random.key(1), *x))),
-    "overwritten items remembered": (testing.FORGOTTEN, wrong(insert=forgetful)),
-    "priorities inverted": (testing.AGREE, wrong(priorities=lambda priorities, *args: 1 / (priorities(*args) + 1))),
-    "masses before alpha": (testing.AGREE, wrong(masses=lambda masses, state: masses(state) ** 2)),
-    "priorities_at of others": (testing.AGREE, wrong(priorities_at=lambda right, *args: 2 * right(*args))),
-    "restricted evenly": (testing.RESTRICTED, wrong(restrict=evenly)),
-    "restrict ignored": (testing.LIVE, wrong(restrict=lambda restrict, state, live: state)),
-    "unique promised": (testing.LAST, type("Own", (jr.samplers.ByPriority,), {"index": Unique()})()),
-    "counters forgotten": (testing.CLEARED, wrong(cleared=lambda cleared, state, capacity: RIGHT.init(capacity))),
-    "nothing cleared": (testing.CLEARED, wrong(cleared=lambda cleared, state, capacity: state)),
-    "axis_name ignored by rank": (testing.SHARDS, wrong(ByRank(), update=ignore_axis)),
-    "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
-    "hidden counter": (testing.MODES, wrong(update=grow)),
-    "integer weights": (testing.TYPES, wrong(UNIFORM, weights=lambda weights, s, p, *_, **named: (p > 0) + 0)),
-    "wrong probabilities": (testing.LAW, wrong(sample=told_evenly)),
-    "dead slots drawn": (testing.LIVE, drawn_from(lambda live: live.replace(size=jnp.int32(live.capacity)))),
-    "rows left empty": (testing.FILLED, type("Own", (jr.Uniform,), {"fills_rows": True})(replacement=False)),
-    "mask ignored": (testing.IGNORED, wrong(update=lambda update, *x, **named: update(*x[:3], jnp.ones_like(x[3])))),
-    "first TD error counts": (testing.LAST, wrong(update=lambda update, s, *x, **y: update(s, *map(jnp.flip, x)))),
-    "infinite priority": (testing.FINITE, wrong(update=take_all, sample=draw_of_largest)),
+RIGHT, UNIFORM = jr.Prioritized(alpha=0.7, stratified=False), jr.Uniform()
+FAULTS = {  # the rule that each breaks, and no other
+    "MODES: another result under vmap": updated(rejected=lambda new, *_: unless_mapped(new.rejected)),
+    "RANGES: weight of the first row": weighed(
+        None, lambda right, p, live: right(live).at[0].set(jnp.nan if len(p) == 8 else right(live)[0])
+    ),
+    "LIVE: empty slot drawn": dead(lambda live: (live.size == live.capacity - 1) & (live.axis_name is None)),
+    "LIVE: restrict ignored": {
+        "restrict": lambda right, s, live: right(s, live.replace(start=0 * live.start, size=live.start + live.size))
+    },
+    "LIVE: empty, drawn": drawn(lambda slots, p, s, live: (slots, jnp.where(live.size == 0, 0.5, p))),
+    "LIVE: empty, weighed": weighed(0.0, lambda right, p, live: jnp.where(live.size == 0, 1.0, right(live, beta=0.0))),
+    "FILLED: row left empty": first(0.0, lambda s, live: True),
+    "LAW: another law": alike(lambda s, live: (live.start == 0) & (s.rejected == 0) & ~has_tiny(s)),
+    "LAW: another law if restricted": alike(lambda s, live: live.start > 0),
+    "LAW: another law after a NaN": alike(lambda s, live: s.rejected > 0),
+    "RESTRICTED: restricted evenly": drawn(evenly),
+    "KEYS: key ignored": {"sample": lambda right, s, key, *x: right(s, jax.random.key(1), *x)},
+    "IGNORED: no name is slot 0": rows_of(lambda i, x, mask, spent: (jnp.where(i == -1, 0, i), x, mask, spent)),
+    "IGNORED: stale is slot 0": rows_of(lambda i, x, mask, spent: (jnp.where(i == 13, 0, i), x, mask, spent)),
+    "IGNORED: mask ignored": rows_of(lambda i, x, mask, spent: (i, x, jnp.ones_like(mask), spent)),
+    "IGNORED: masked maximum": updated(
+        max_priority=lambda new, slots, x, mask: jnp.max(jnp.abs(x), where=x == 99, initial=new.max_priority)
+    ),
+    "LAST: first TD error counts": rows_of(lambda *rows: map(jnp.flip, rows)),
+    "LAST: distinct slots promised": {"update": promise},
+    "FINITE: NaN after a NaN": largest(jnp.isnan) | first(jnp.nan, lambda s, live: jnp.isnan(s.max_priority)),
+    "FINITE: NaN after an infinity": largest(jnp.isinf) | first(jnp.nan, lambda s, live: jnp.isinf(s.max_priority)),
+    "FINITE: NaN after a zero": first(jnp.nan, lambda s, live: has_tiny(s)),
+    "SOME: nothing after NaN": largest(jnp.isnan) | nothing(lambda s: jnp.isnan(s.max_priority) & (s.rejected > 4)),
+    "SOME: nothing after infinities": largest(jnp.isinf) | nothing(lambda s: jnp.isinf(s.max_priority)),
+    "SOME: nothing after zeros": nothing(lambda s: jnp.max(leaves(s)) < 1e-3),
+    "SOME: nothing new after NaN": {"insert": give_up} | nothing(lambda s: s.rejected > 999),
+    "EVERY: older of the last two never drawn": {"restrict": lambda right, s, live: right(s, newer(live))},
+    "EVERY: spent for ever": {"insert": spend_for_ever},
+    "AGREE: priorities inverted": {
+        "priorities": lambda right, *x: 1 / (right(*x) + 1),
+        "priorities_at": lambda right, *x: 1 / (right(*x) + 1),
+    },
+    "AGREE: masses of others": {"masses": lambda right, s: right(s) * (1 + 0.01 * np.arange(s.tree.capacity))},
+    "AGREE: priorities_at of others": {"priorities_at": lambda right, *x: 1.01 * right(*x)},
+    "WEIGHTS: a smaller beta": weighed(1.0, lambda right, p, live: right(live, beta=1.0 if live.axis_name else 0.99)),
+    "WEIGHTS: of one shard": weighed(1.0, lambda right, p, live: right(live, beta=0.99 if live.axis_name else 1.0)),
+    "WEIGHTS: weights with beta 0": weighed(0.0, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
+    "WEIGHTS: weights that rise": weighed(None, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
+    "OTHERS: neighbour changed": {"update": nudge},
+    "FORGOTTEN: old TD errors remembered": {"insert": old_leaf},
+    "SPENT: spent ignored with NaN": rows_of(lambda i, x, mask, spent: (i, x, mask, spent & ~jnp.isnan(x))),
+    "SPENT: spent ignored with others": rows_of(lambda i, x, mask, spent: (i, x, mask, spent & jnp.isnan(x))),
+    "SPENT: empty slot drawn after spent ones": dead(lambda live: live.unspent is not None),
+    "CLEARED: counter forgotten": {"cleared": lambda right, s, n: right(s, n).replace(updates=0 * s.updates)},
+    "CLEARED: nothing cleared": {"cleared": lambda right, s, n: s},
+    "SHARDS: axis_name ignored": {"update": lambda right, *x, axis_name=None, **y: right(*x, **y)},
+    "SHARDS: another priority in one shard": {"insert": other_alpha},
+    "SHARDS: rarer in one shard": drawn(rarer_in_one_shard),
 }
-QUICK_ONES = ("not frozen", "unique promised", "counters forgotten")
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK_ONES else rarely(name) for name in WRONG_SAMPLERS])
-def test_a_sampler_that_breaks_a_rule_is_told_which(name):
-    rule, sampler = WRONG_SAMPLERS[name]
-    breaks(rule, testing.check_sampler, sampler, key=seeds.key(0))
+@config
+class Faulty(type("Switched", (jr.Prioritized,), switched(jr.Prioritized, FAULTS))):
+    fault: int = dataclasses.field(default=-1, compare=False)
+    fills_rows = True
+
+    def init(self, capacity):
+        return FaultyState(**vars(super().init(capacity)), fault=jnp.int32(self.fault))
+
+
+def as_bfloat16(insert, *arguments, **named):
+    state = insert(*arguments, **named)
+    return state.replace(alpha=state.alpha.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize(
-    ("name", "exempt"),
+    ("rule", "sampler"),
     [
-        ("newest slot alone", [testing.KEYS, testing.EVERY, testing.RESTRICTED]),
-        rarely(("ranks", [testing.OTHERS, testing.FORGOTTEN, testing.SHARDS])),
+        (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
+        (testing.STABLE, config(altered(jr.Prioritized, insert=as_bfloat16))()),
+        (testing.TYPES, config(altered(jr.Uniform, weights=lambda weights, s, p, *_, **named: (p > 0) + 0))()),
     ],
+    ids=of_rule,
 )
-def test_an_exempt_rule_may_be_broken_and_no_other(name, exempt):
-    rule, sampler = WRONG_SAMPLERS[name]
-    assert rule == exempt[0]
+def test_a_sampler_that_breaks_a_rule_is_told_which(rule, sampler):
+    breaks(rule, testing.check_sampler, sampler, key=seeds.key(0))
+
+
+def test_a_fault_of_a_sampler_breaks_one_rule(monkeypatch):
+    runs, found = _samplers._SamplerRuns(Faulty(alpha=0.7, stratified=False), 13, 8, ()), []
+    for number in (*range(len(FAULTS)), -1):
+        runs.sampler = dataclasses.replace(runs.sampler, fault=number)
+        found.append(broken_rules(monkeypatch, runs.check, seeds.key(0)))
+    check_faults(FAULTS, found)
+
+
+def test_every_rule_has_a_fault():
+    rules = {name for name, text in vars(testing).items() if name.isupper()}
+    told = {name for name, text in vars(testing).items() if text in [rule for rule, _ in BROKEN_BUFFERS]}
+    assert rules == told | {"TYPES"} | {name.partition(":")[0] for name in (*FAULTS, *BUFFER_FAULTS)}
+
+
+def newest_alone(sample, state, key, batch_size, live):
+    size = jnp.minimum(live.size, 1)
+    return sample(state, key, batch_size, live.replace(start=live.start + live.size - size, size=size))
+
+
+def test_an_exempt_rule_may_be_broken_and_no_other():
+    sampler = config(altered(jr.Recent, sample=newest_alone))(power=1.0)
+    exempt = [testing.KEYS, testing.EVERY, testing.RESTRICTED]
     testing.check_sampler(sampler, exempt=exempt, key=seeds.key(0))
-    rejects(rule, testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0), error=AssertionError)
+    breaks(exempt[0], testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0))
 
 
 @pytest.mark.parametrize("exempt", [testing.EVERY, ["no rule"]])
@@ -511,19 +646,23 @@ def test_a_method_that_takes_too_little_is_named():
         ("update", jr.Prioritized, lambda self, *x, axis_name=None: x[0]),
         ("weights", jr.Uniform, lambda self, *x: UNIFORM.weights(*x)),
     ):
-        own = type("Own", (base,), {name: method})()
-        rejects("unexpected keyword argument '(spent|beta)'", testing.check_sampler, own, error=TypeError)
+        sampler = type("Wrong", (base,), {name: method})()
+        rejects("unexpected keyword argument '(spent|beta)'", testing.check_sampler, sampler, error=TypeError)
 
 
 def test_a_sampler_is_asked_for_as_many_rows_as_are_given():
-    rejects("^2 rows", testing.check_sampler, wrong(sample=tell_size), batch_size=2, error=RuntimeError)
+    def raise_size(sample, state, key, batch_size, live):
+        raise RuntimeError(f"{batch_size} rows")
+
+    sampler = config(altered(jr.Uniform, sample=raise_size))()
+    rejects("^2 rows", testing.check_sampler, sampler, batch_size=2, error=RuntimeError)
 
 
 @pytest.mark.slow
 def test_a_sampler_is_checked_anew_after_its_class_was_mended_in_place():
-    sampler = wrong(sample=told_evenly)
-    breaks(testing.LAW, testing.check_sampler, sampler)
-    type(sampler).sample = jr.Prioritized.sample
+    sampler = config(altered(jr.Uniform, sample=newest_alone))()
+    breaks(testing.EVERY, testing.check_sampler, sampler, exempt=[testing.KEYS, testing.RESTRICTED])
+    type(sampler).sample = jr.Uniform.sample
     testing.check_sampler(sampler)
 
 

@@ -1,6 +1,7 @@
 """Checks of a sampler."""
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -58,12 +59,7 @@ def check_sampler(
     exempt = {*exempt, *[rules.SPENT] * (not sampler.takes_spent), *[rules.OTHERS] * sampler.by_rank}
     runs = _SamplerRuns(sampler, capacity, min(batch_size, capacity - 2), exempt)
     for each in keys:
-        runs.key = each
-        state = runs.check_modes()
-        runs.check_draws(state)
-        runs.check_updates(state)
-        for check in (_check_words, _check_past, _check_cleared, _check_shards):
-            check(runs, state)
+        runs.check(each)
 
 
 class _Draws(NamedTuple):
@@ -104,7 +100,15 @@ class _SamplerRuns:
         start, size = (jnp.asarray(x, np.int32) for x in (start, size))
         return ring.Live(start, size, capacity=self.capacity, axis_name=axis_name)
 
-    def run(self, key: jax.Array) -> Any:
+    def check(self, key: Any) -> None:
+        self.key = key
+        state = self.check_modes()
+        self.check_draws(state)
+        self.check_updates(state)
+        for check in (_check_words, _check_past, _check_cleared, _check_shards):
+            check(self, state)
+
+    def run(self, state: Any, key: jax.Array) -> Any:
         """A state after two updates."""
 
         def learn(state: Any, td_errors: jax.Array) -> tuple[Any, None]:
@@ -112,12 +116,13 @@ class _SamplerRuns:
             return self.sampler.update(state, *rows, spent=None, axis_name=None), None
 
         slots, unknown = jnp.asarray(self.slots), {"td_errors": None, "axis_name": None}
-        state = self.sampler.insert(self.sampler.init(self.capacity), slots, slots < self.capacity - 1, **unknown)
+        state = self.sampler.insert(state, slots, slots < self.capacity - 1, **unknown)
         return jax.lax.scan(learn, state, jax.random.normal(key, (2, self.most)))[0]
 
     @compiled()
-    def modes(self, keys: jax.Array) -> Any:
-        return [*map(self.run, keys)], jax.vmap(self.run)(keys)
+    def modes(self, state: Any, keys: jax.Array) -> Any:
+        run = functools.partial(self.run, state)
+        return [*map(run, keys)], jax.vmap(run)(keys)
 
     @compiled(3, 4)
     def draw(self, state: Any, key: Any, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
@@ -140,17 +145,24 @@ class _SamplerRuns:
     def cleared(self, state: Any) -> Any:
         return self.sampler.cleared(state, self.capacity)
 
-    def check_promises(self, *arguments: Any) -> None:
-        """Look at the indices of all scatters with unique_indices of an update; on a CPU a repeated one is harmless."""
+    @functools.cached_property
+    def scatters(self) -> Any:
+        """Promises of distinct indices in an update: lengths of axes by scatter, and a program of the indices."""
+        repeated = self.sampler.init(self.capacity), self.slots // 2, np.float32(self.slots), self.slots >= 0
         with jax.disable_jit():  # no program inside the program
-            traced = jax.make_jaxpr(lambda *x: self.sampler.update(*x))(*arguments)
-        scatters = [x for x in traced.eqns if x.primitive.name.startswith("scatter") and x.params["unique_indices"]]
-        wanted = ClosedJaxpr(traced.jaxpr.replace(outvars=[x.invars[1] for x in scatters]), traced.consts)
-        found = jax.device_get(jax.jit(jaxpr_as_fun(wanted))(*jax.tree.leaves(arguments)))
-        for scatter, indices in zip(scatters, found, strict=True):
-            axes = scatter.params["dimension_numbers"].scatter_dims_to_operand_dims
-            rows = indices.reshape(-1, len(axes))
-            rows = rows[np.all((rows >= 0) & (rows < np.take(scatter.invars[0].aval.shape, axes)), axis=1)]
+            traced = jax.make_jaxpr(self.sampler.update)(*repeated)
+        found = [x for x in traced.eqns if x.primitive.name.startswith("scatter") and x.params["unique_indices"]]
+        axes = [x.params["dimension_numbers"].scatter_dims_to_operand_dims for x in found]
+        lengths = [np.take(x.invars[0].aval.shape, its) for x, its in zip(found, axes, strict=True)]
+        wanted = ClosedJaxpr(traced.jaxpr.replace(outvars=[x.invars[1] for x in found]), traced.consts)
+        return lengths, jax.jit(jaxpr_as_fun(wanted)), repeated[1:]
+
+    def check_promises(self, state: Any) -> None:
+        """Check the indices of all scatters with unique_indices; on a CPU a repeated one is harmless."""
+        lengths, program, repeated = self.scatters
+        for most, indices in zip(lengths, jax.device_get(program(*jax.tree.leaves((state, repeated)))), strict=True):
+            rows = indices.reshape(-1, len(most))
+            rows = rows[np.all((rows >= 0) & (rows < most), axis=1)]
             assert len(np.unique(rows, axis=0)) == len(rows), "unique_indices=True of a scatter with repeated indices"
 
     @compiled()
@@ -175,11 +187,11 @@ class _SamplerRuns:
 
     def check_modes(self) -> Any:
         """Check that all modes agree; return a state after two updates."""
-        keys, state = jax.random.split(self.key, 2), jax.eval_shape(self.run, self.key)
+        keys, first = jax.random.split(self.key, 2), self.sampler.init(self.capacity)
+        states, mapped = jax.device_get(self.modes(first, keys))
         with self.rule(rules.STABLE):
-            chex.assert_trees_all_equal_shapes_and_dtypes(state, self.sampler.init(self.capacity))
+            chex.assert_trees_all_equal_shapes_and_dtypes(states[0], first)
         with self.rule(rules.MODES):
-            states, mapped = jax.device_get(self.modes(keys))
             for i in range(2):
                 same(row(mapped, i), states[i])
         return states[0]
@@ -201,18 +213,16 @@ class _SamplerRuns:
         with self.rule(rules.RESTRICTED):
             _same_ratios(all_of.law()[2:], young.law()[2:])
         with self.rule(rules.KEYS):
-            np.testing.assert_array_equal(all_of.slots, self.draws(state).slots)
             others = (self.draws(state, key=key).slots for key in jax.random.split(self.key, 32))  # some may be alike
             assert not all(np.array_equal(all_of.slots, x) for x in others), "all keys give the same slots"
 
     def check_updates(self, state: Any) -> None:
         with self.rule(rules.IGNORED):
-            for slots in ((), (-1, self.capacity), (1, 2)):
-                after = self.after(state, slots, 3.0, False)[0]
-                same(*(self.draw(x, self.key, self.range(0, self.capacity - 1), self.most)[:2] for x in (after, state)))
+            same(self.draws(state, (-1, self.capacity), 3.0)[:2], self.draws(state)[:2])
+            same(*(self.draws(state, (2, 3)[:n], 99.0, False, then=(1,))[:2] for n in (2, 0)))
         with self.rule(rules.LAST):
             same(*(self.draws(state, (1, 1), (x, 2.0))[:2] for x in (9.0, 0.5)))
-            self.check_promises(state, self.slots // 2, np.float32(self.slots), self.slots >= 0)
+            self.check_promises(state)
         for value in (np.nan, np.inf, 0.0):
             some = self.draws(state, (1, 2), value)[:2]
             with self.rule(rules.FINITE):

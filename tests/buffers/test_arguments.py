@@ -209,6 +209,23 @@ KINDS = ["int8", "uint32", "uint64", *map(rarely, ["int16", "int32", "int64", "u
 MANY = [*range(-3, 6), 100, 127, 128, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**31, 2**31 + 3, 2**32 - 1]
 MANY += [2**32, 2**32 + 3, 2**63 - 1, 2**63, 2**63 + 3, 2**64 - 1, -128, -(2**31), -(2**63), -(2**31) + 3]
 BUFFER = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
+CALLS = {name: call for name in dir(BUFFER) if (call := getattr(getattr(BUFFER, name), "call", None))}
+READS = [name for name, call in CALLS.items() if call.rows in (("indices",), ("slots",))]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_that_is_given_twice_is_an_error(name):
+    """By position and by name, of every method, also where the two are the same."""
+    state, parameters = stored(), [*inspect.signature(getattr(BUFFER, name)).parameters.values()][1:]
+    names = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]
+    key = jax.random.key(0)
+    right = {"key": key, "batch_size": 2, "n": 2, "items": np.arange(3), "values": np.arange(2.0)}
+    given = [right.get(x, np.arange(2)) for x in names]
+    for count in range(1, len(names) + 1):
+        for again in names[:count]:
+            rest = dict(zip(names[count:], given[count:], strict=True)) | {again: given[names.index(again)]}
+            call = functools.partial(getattr(BUFFER, name), state, *given[:count], **rest)
+            rejects(f"{name}.*multiple values for argument '{again}'", call, error=TypeError)
 
 
 @functools.cache
@@ -238,6 +255,10 @@ def test_handles_of_any_integers_are_the_numbers_that_they_are(kind, like):
     updated, written = BUFFER.update(state, handles, told), BUFFER.set(state, handles, np.arange(1, told.size + 1))
     assert np.asarray(updated.sampler.rejected) == 0
     assert np.all(leaves_of(updated.sampler.tree) > 1.4)
+    fits = np.where((values >= -1) & (values < 2**31), values, -1).astype(np.int32)
+    assert {"handles", "slots", "age", "priorities"} <= {*READS}
+    for name in READS:
+        np.testing.assert_array_equal(*(getattr(BUFFER, name)(state, x) for x in (handles, fits)), err_msg=name)
     order = [list(values).index(x) + 1 for x in range(2, 6)]
     np.testing.assert_array_equal(BUFFER.get(written, BUFFER.newest(written, 4)), order)
     if like is jnp:  # of a NumPy array a program of one's own has already dropped what does not fit

@@ -49,8 +49,6 @@ def test_wrappers_close_streams_and_clear():
     bound = jr.bind(source, source.add(source.init(ones), ones, **none))
     assert len(bound.end_streams().add(ones, **none)) == 2 * ENVS
     rejects("source=2", mixture.end_streams, state, 2)
-    bound = jr.bind(mixture, state).clear()
-    assert (type(bound.state), tuple(map(int, mixture.sizes(bound.state)))) == (tuple, (0, 0))
 
 
 @pytest.mark.parametrize("windows", ["any", "cut"])
@@ -93,3 +91,32 @@ def test_masks_that_make_no_sense():
     rejects(r"mask: got bool\[3\], expected bool\[4\]", buffer.end_streams, state, mask=np.ones(3, bool))
     rejects(r"mask: got int64\[4\]|mask: got int32\[4\]", buffer.end_streams, state, mask=np.ones(4, int))
     rejects("mask", over_devices(buffer, 2).end_streams, over_devices(buffer, 2).init(ones), mask=np.ones(3, bool))
+
+
+@pytest.mark.parametrize("windows", ["any", "cut", "inside", "episodes"])
+@pytest.mark.parametrize("hindsight", [False, True])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_ends_are_needed_wherever_something_depends_on_them(windows, hindsight, gaps):
+    buffer, ones = dataclasses.replace(make(windows), hindsight=hindsight, gaps=gaps), np.ones((1, ENVS), np.int32)
+    state = jax.eval_shape(buffer.init, ones)
+    if windows == "any" and not hindsight:
+        jax.eval_shape(buffer.add, state, ones)
+    else:
+        rejects("ends: got None, but", jax.eval_shape, buffer.add, state, ones)
+
+
+@pytest.mark.parametrize(("windows", "gaps"), [("any", True), ("cut", True), ("inside", False), ("episodes", False)])
+def test_later_rows_stay_on_their_side(windows, gaps):
+    """Where streams are closed that no end has closed: of streams 1 and 3."""
+    buffer = dataclasses.replace(make(windows, sequence_length=2), hindsight=True, gaps=gaps)
+    rows = 10 * np.arange(6, dtype=np.int32)[:, None] + np.arange(ENVS, dtype=np.int32)
+    none, closed = {"ends": np.zeros((3, ENVS), bool)}, np.arange(ENVS) % 2 == 1
+    state = buffer.end_streams(buffer.add(buffer.init(rows), rows[:3], **none), mask=closed)
+    state = buffer.add(state, rows[3:], **none)
+    handles = buffer.newest(state, buffer.num_slots)
+    first, (last, steps) = buffer.get(state, handles)[:, 0], buffer.later(state, jax.random.key(0), handles, law="last")
+    time, env = np.divmod(np.asarray(first)[np.asarray(handles) >= 0], 10)
+    expected = np.where(closed[env] & (time < 3), 2, 5)
+    assert {2, 5} == {*expected.tolist()}
+    np.testing.assert_array_equal(np.asarray(last)[np.asarray(handles) >= 0], 10 * expected + env)
+    np.testing.assert_array_equal(np.asarray(steps)[np.asarray(handles) >= 0], expected - time)

@@ -56,6 +56,7 @@ def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
         counts, _ = jax.jit(lambda counts, slots: counts.update(slots, None))(counts, np.array(slots, np.int32))
     assert counts.of_slots.tolist() == [_uses.MOST, 8, _uses.MOST]
     assert counts.late == 2
+    assert jax.tree.leaves(jax.jit(_uses.Uses.cleared)(counts))[1] == 2  # the number of late ones stays
     counts = jax.jit(_uses.Uses.insert)(counts, np.array([-1, 1, 3], np.int32), np.ones(3, bool))
     assert counts.of_slots.tolist() == [_uses.MOST, 0, _uses.MOST]
 

@@ -240,3 +240,11 @@ def test_sharded_arrays_come_back_sharded(tmp_path):
     restored = jr.restore(tmp_path, None, like)
     assert_same(restored, state)
     assert {name: restored[name].sharding for name in shardings} == shardings
+
+
+def test_arrays_are_committed_as_those_of_like_are(tmp_path):
+    free = {"x": jnp.ones(4), "y": jnp.zeros((), jnp.int32)}
+    jr.save(tmp_path, None, free)
+    for like in (free, jax.device_put(free, jax.devices()[1])):
+        for name, x in jr.restore(tmp_path, None, like).items():
+            assert (x.committed, x.devices()) == (like[name].committed, like[name].devices())

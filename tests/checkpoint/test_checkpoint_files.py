@@ -129,6 +129,10 @@ def test_which_folders_are_checkpoints(tmp_path):
 def test_chunks_are_small_in_every_shape():
     for shape, chunk in (((10, 2**22), (1, 2**22)), ((2, 3 * 2**22), (1, 2**22)), ((2**23,), (2**22,))):
         assert _arrays.chunks_of(shape, np.dtype("uint8"), shape).chunk == chunk, shape
+    for size in (6, 2**22 + 4, 2 * 4_194_319, 6 * 2**22):  # of two shards; the third is a prime, in one chunk
+        (chunk,) = _arrays.chunks_of((2 * size,), np.dtype("uint8"), (size,)).chunk
+        assert size % chunk == 0
+        assert chunk <= 2**22 or size == 2 * 4_194_319
 
 
 OURS = ("", "description.json.new arrays/0/.zarray arrays/12/0.1 arrays/12/10", "description.json notes.txt")

@@ -282,3 +282,18 @@ def test_errors_name_what_differs():
     for name, value in {"num_envs": 4, "sequence_length": 2, "stride": 2, "windows": "cut"}.items():
         other = jr.SequenceBuffer(**settings | {name: value})
         rejects(f"new_buffer.{name}=", jr.migrate, sequence, stepped, other)
+
+
+@pytest.mark.parametrize(("windows", "gaps"), [("inside", False), ("episodes", False), ("cut", True)])
+def test_a_migrated_buffer_goes_on_as_if_it_had_been_so_from_the_start(windows, gaps):
+    """Sequences that are completed later have their first rows from before, and none has an end inside."""
+    sizes = {"num_envs": 4, "sequence_length": 3, "windows": windows, "gaps": gaps, "donate": False}
+    old, new = (jr.SequenceBuffer(length=length, **sizes) for length in (6, 9))
+    ends = np.arange(6)[:, None] == np.arange(1, 5)  # streams ended 3, 2, 1 and 0 rows before
+    moved, expected = old.init(rows(0, 5)), new.init(rows(0, 5))
+    moved = jr.migrate(old, old.add(moved, rows(0, 5), ends=ends[:5]), new)
+    expected = new.add(expected, rows(0, 5), ends=ends[:5])
+    for time in (5, 6, 7):
+        moved, expected = (new.add(x, rows(time, 1), ends=ends[:1]) for x in (moved, expected))
+        found, wanted = (new.get(x, new.newest(x, new.num_slots))["id"] for x in (moved, expected))
+        np.testing.assert_array_equal(*(sorted(x) for x in (np.asarray(found).tolist(), np.asarray(wanted).tolist())))

@@ -67,12 +67,12 @@ def test_all_of_many_tasks_are_drawn_once():
 
 @pytest.mark.law
 def test_pools_draw_from_normal_alone():
-    pools = jr.DifficultyPools(tasks_per_env=(3, 2), env_ratios=(1, 3), easy_threshold=0.9)
+    pools = jr.DifficultyPools(tasks_per_env=(4, 2), env_ratios=(1, 3), easy_threshold=0.9)
     state, _ = pools.update(pools.init(), np.array([1]), np.ones((1, 2)))
-    check_law(pools, state, distinct_law([1 / 8, 0, 1 / 8, 3 / 8, 3 / 8], 3), 3)
-    drawn, ok = jax.device_get(pools.sample(state, seeds.key("pools"), 5, replacement=False))
+    check_law(pools, state, distinct_law([1 / 12, 0, 1 / 12, 1 / 12, 3 / 8, 3 / 8], 3), 3)
+    drawn, ok = jax.device_get(pools.sample(state, seeds.key("pools"), 6, replacement=False))
     assert ok
-    assert (sorted(drawn[:4].tolist()), drawn[4]) == ([0, 2, 3, 4], -1)
+    assert (sorted(drawn[:5].tolist()), drawn[5]) == ([0, 2, 3, 4, 5], -1)
 
 
 @pytest.mark.parametrize("make", [lambda: jr.Tasks(num_tasks=4), lambda: jr.DifficultyPools(tasks_per_env=(4,))])

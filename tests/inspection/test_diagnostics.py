@@ -127,11 +127,13 @@ def test_a_reservoir_counts_and_has_no_ages():
         old = buffer.sample(state, first, 100).indices
         state = buffer.update(buffer.add(state, items(200), second), old, np.ones(100))
         drawn = jr.diagnostics(buffer, state, sample=buffer.sample(state, first, 100))
-        return old, state.handles, jr.diagnostics(buffer, state, thorough=True), drawn
+        many = jr.diagnostics(buffer, state.replace(count=jnp.array([3, 5], jnp.uint32)))["kept"]  # 3 * 2^32 + 5
+        return old, state.handles, jr.diagnostics(buffer, state, thorough=True), drawn, many
 
-    old, handles, found, drawn = jax.device_get(play(jax.random.key(0), jax.random.key(1)))
+    old, handles, found, drawn, many = jax.device_get(play(jax.random.key(0), jax.random.key(1)))
     still = int(np.sum(np.isin(old, handles)))
     assert (found["late"], found["updates_per_item"] * CAPACITY) == (1 + 100 - still, still)
+    np.testing.assert_allclose(many, CAPACITY / (3 * 2**32 + 5), rtol=1e-6)
     np.testing.assert_array_max_ulp(found["kept"], np.float32(40 / 230), maxulp=1)  # compiled, a quotient by a constant
     assert drawn["draws/effective_sample_size"] == 100
     assert not any("age" in name for name in drawn)
@@ -287,9 +289,10 @@ def test_counts_of_shards_are_sums_over_all():
     td_errors[[0, 8, 12]] = np.inf
     stored, new = slots % 8 < np.repeat([2, 6, 1], 8), np.where(slots % 8 == 5, np.nan, 3.0).astype(np.float32)
     updated = np.where(stored & (slots // 8 == 1), slots, -1)
+    updated[[6, 7, 22, 23]] = 7, 7, 23, 23  # of nothing that is stored
     _, drawn, found = played(buffer, 1, stored, td_errors, updated, new)  # draws a row of each shard
     # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
-    expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 0, "updates": 1}
+    expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 4, "updates": 1}
     expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
     assert_close(drawn, expected)
     assert_close(found, expected | {"updates_per_item": 6 / 9})

@@ -19,12 +19,14 @@ def weigh(*arguments, smallest):
     return [jr.importance_weights(*arguments, normalize=kind, min_probability=smallest) for kind in KINDS]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0, -1.0, 1.5])  # the last two are clipped
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0, -1.0, 1.5, -np.inf, np.inf, np.nan])  # the last are clipped
 def test_matches_twin(beta):
     probabilities = seeds.rng(0).dirichlet(np.ones(50)).astype(np.float32)
     smallest = probabilities.min() / 3
     for normalize, found in zip(KINDS, weigh(probabilities, 80, beta, smallest=smallest), strict=True):
-        expected = oracles.importance_weights(probabilities, 80, np.clip(beta, 0, 1), normalize, smallest)
+        expected = oracles.importance_weights(
+            probabilities, 80, np.clip(np.nan_to_num(beta, nan=1), 0, 1), normalize, smallest
+        )
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         assert found.dtype == jnp.float32
         assert normalize != "batch" or np.max(found) == 1

@@ -220,6 +220,9 @@ def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
     leaves[-2:-1] = np.nan
     made, tracks = functools.partial(sum_tree.of_leaves, fanout=fanout), {"track_minimum": capacity != 150}
     found = made(leaves, **tracks)
+    empty = sum_tree.init(capacity, fanout=fanout, track_maximum=True, **tracks)
+    full = sum_tree.update(empty, np.arange(capacity), np.ones(capacity))
+    chex.assert_trees_all_equal(_tree.emptied(full), empty)
     jitted, expected = jax.jit(lambda x: (made(x, **tracks), written(x, fanout=fanout, **tracks)))(leaves)
     chex.assert_trees_all_equal(found, expected)
     chex.assert_trees_all_equal(jitted, found)

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import rarely, rejects
+from helpers import pointers, rarely, rejects
 from jax import lax
 from streams import NUM_ENVS, as_rows, make_episodes
 
@@ -90,3 +90,11 @@ def test_what_is_no_environment():
         rejects(message, env.step, env.init(0.0, 0.0), None, key)
     message = "state: got NoneType, expected AutoresetState, as init of NextStepAutoreset returns it"
     rejects(message, env.step, None, None, key)
+
+
+def test_a_state_shares_no_array_with_what_it_is_made_of():
+    """So that a caller may donate both."""
+    given = jnp.arange(4.0)
+    state = jr.NextStepAutoreset(env_step=lambda *_: _).init(given, {"x": given, "y": given})
+    found = pointers((state, given))
+    assert len({*found}) == len(found) == 5

@@ -82,6 +82,21 @@ def test_a_configuration_and_its_state_in_another_order_or_of_another_buffer():
     rejects("state: got NoneType, expected ReplayState", jr.bind, buffer, None)
 
 
+@pytest.mark.parametrize("name", BUFFERS)
+def test_each_method_that_returns_a_state_returns_one_that_is_bound(name):
+    """Also where the state is a tuple, and the method takes only masks or nothing."""
+    config = BUFFERS[name]
+    public = {x: getattr(config, x) for x in dir(config) if x[0] != "_"}
+    signatures = {x: inspect.signature(method) for x, method in public.items() if callable(method)}
+    changes = [x for x, its in signatures.items() if "state" in its.parameters and
+               its.return_annotation == its.parameters["state"].annotation]  # fmt: skip
+    assert {"add", "clear", "update", "set"} <= {*changes}
+    state = config.init(items(numbers(0, 4).reshape((1, 4) if name == "sequence" else 4)))
+    for method in changes:
+        bound = jr.Bound(config, state)._after(method, state)
+        assert (type(bound), bound.config) == (jr.Bound, config), method
+
+
 def test_what_else_a_configuration_can_do():
     tracer, ones, flags = jr.NStep(n=2, gamma=0.9, num_envs=3), np.ones(3, np.float32), np.zeros(3, bool)
     step = ones, ones, ones, flags, flags, ones

@@ -3,10 +3,12 @@
 import itertools
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import seeds
 from helpers import rejects
 
+import jaxreplay as jr
 from jaxreplay.wrappers._limiter import Limiter
 
 
@@ -130,3 +132,19 @@ def test_the_text_says_who_is_ahead():
     assert "the draws are ahead by 24 draws" in it.text()
     assert "draws have not begun" in Limiter(2, None).text()
     assert limiter(None).text() == "no ratio"
+
+
+SEQUENCES = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=2)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "name", "rows"),
+    [(jr.ReplayBuffer(capacity=8), "items", np.ones(4)), (SEQUENCES, "steps", np.ones((2, 2)))],
+)
+def test_rows_are_counted_however_they_are_given(buffer, name, rows):
+    """By position or name, and of a source of a mixture too."""
+    for its, source in ((buffer, {}), (jr.Mixture(buffers=(buffer, buffer)), {"source": 1})):
+        shared = jr.Shared(its, its.init(rows), ratio=1.0)
+        for named in ({}, {name: rows}, source | {name: rows}):
+            given = [x for x, key in ((1, "source"), (rows, name)) if key not in named and (key != "source" or source)]
+            assert shared._num_rows(*given, **named) == 4

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from fractions import Fraction
 
 import chex
@@ -39,6 +40,14 @@ def test_counts_are_by_largest_remainders(parts, batch_size):
     mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * len(parts), shares=[0.1 * part for part in parts])
     assert mixture.counts(batch_size) == by_largest_remainders(parts, batch_size)
     assert mixture.shares == pytest.approx([part / sum(parts) for part in parts])
+
+
+def test_remainders_that_tie_go_to_the_earlier_buffer():
+    """All small shares, most of which are no floats: rounding decides no tie."""
+    for parts in itertools.product(range(1, 7), repeat=3):
+        mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * 3, shares=[part / sum(parts) for part in parts])
+        found = [mixture.counts(batch_size) for batch_size in range(12)]
+        assert found == [by_largest_remainders(parts, batch_size) for batch_size in range(12)], parts
 
 
 def test_counts_that_are_known():

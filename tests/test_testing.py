@@ -628,7 +628,7 @@ def newest_alone(sample, state, key, batch_size, live):
 
 
 def test_an_exempt_rule_may_be_broken_and_no_other():
-    sampler = config(altered(jr.Recent, sample=newest_alone))(power=1.0)
+    sampler = config(altered(jr.Recent, sample=newest_alone))(half_life=4.0)
     exempt = [testing.KEYS, testing.EVERY, testing.RESTRICTED]
     testing.check_sampler(sampler, exempt=exempt, key=seeds.key(0))
     breaks(exempt[0], testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0))

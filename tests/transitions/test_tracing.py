@@ -245,7 +245,7 @@ def test_arguments_that_are_missing_are_named_with_the_call():
         called, done = rf"NStep\.{function.__name__}\(\)", r"without time limits give done, jnp\.zeros_like\(done\)\.$"
         refused(rf"{called}: {missing} 's_next'; {takes}; {done}", function, *one)
         refused(rf"{called}: .*unexpected.*'done'; {takes}; {done}", function, *one, **more)
-    of_a_tracer = r"gamma; use .*terminated and truncated \(of a tracer\)\.$"
+    of_a_tracer = r"gamma; use .*terminated and truncated \(of a tracer\), or In == 0 \(of a TransitionBatch\)\.$"
     refused(rf"NStep\.add\(\): has no argument 'done'; {takes}, {of_a_tracer}", tracer.add, state, *one[:3], **more)
     refused(rf"NStep\.add\(\): {missing} 'terminated'", tracer.add, state, *one[:3])
     refused(rf"NStep\.add\(\): {missing} 'truncated'", tracer.add, state, *one[:4], s_next=one[0])

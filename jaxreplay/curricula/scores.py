@@ -111,11 +111,9 @@ class _Pools:
     weights: tuple[float, ...] = checks.field(_check_numbers, 1e6, "a score")
 
     def _check_fields(self) -> None:
-        if [*self.thresholds] != sorted({*self.thresholds}):
-            raise ValueError(f"thresholds={self.thresholds}: must be ascending.")
-        if len(self.weights) != len(self.thresholds) + 1:
-            rule = f"one more than the thresholds, {len(self.thresholds) + 1}"
-            raise ValueError(f"weights={self.weights}: must be {rule}.")
+        if [*self.thresholds] != sorted({*self.thresholds}) or len(self.weights) != len(self.thresholds) + 1:
+            rule = "thresholds must be ascending, and weights one more"
+            raise ValueError(f"thresholds={self.thresholds}, weights={self.weights}: {rule}.")
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
         p, (first, *others) = successes / trials, self.weights

@@ -130,7 +130,7 @@ class ByPriority(Sampler[State]):
     floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
     max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")
 
-    index: ClassVar[Index] = Index()
+    index: ClassVar[Any] = Index()  # an `Index`
     fills_rows = property(lambda _: True)
 
     def init(self, capacity: int) -> State:
@@ -256,8 +256,7 @@ class ByPriority(Sampler[State]):
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
         empty = dataclasses.replace(self.init(capacity), **numbers)
         slots = np.where(moved.source >= 0, np.arange(capacity, dtype=np.int32), capacity)
-        shards = zip(slots, leaves, moved.source >= 0, strict=True)
-        trees = [self._inserted(empty, *rows).tree for rows in shards]
+        trees = [self._inserted(empty, *x).tree for x in zip(slots, leaves, moved.source >= 0, strict=True)]
         numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
         numbers |= {"rejected": moved.total(counted.rejected), "tree": jax.tree.map(lambda *x: np.stack(x), *trees)}
         return PrioritizedState(**numbers)

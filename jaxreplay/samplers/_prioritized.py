@@ -14,18 +14,20 @@ from jaxreplay.samplers._index import Index
 from jaxreplay.samplers._recent import SHORTEST
 from jaxreplay.sum_tree._fading import Fading
 
+_optional_number = checks.optional(checks.check_number)
+
 
 @dataclasses.dataclass(frozen=True)
 class FadingIndex(Index):
-    """A sum tree whose masses are the leaves times 2^(-age / half_life), of which `streams` slots have one age."""
+    """A sum tree whose masses are the leaves times 2^(-age / half_life)."""
 
     half_life: float
-    streams: int = 1
+    ages: tuple[int, float] = (1, 1.0)  # slots of one age, and the step to the next
 
     def init(self, capacity: int, **tracks: bool) -> sum_tree.SumTree:
-        newest, half_life = xla.full((), capacity - 1, jnp.int32), xla.full((), self.half_life, jnp.float32)
-        fading = Fading(newest, half_life, capacity, self.streams)
-        return dataclasses.replace(super().init(capacity, **tracks), fading=fading)
+        half_life = xla.full((), self.half_life / self.ages[1], jnp.float32)
+        arrays = xla.full((), capacity - 1, jnp.int32), half_life
+        return dataclasses.replace(super().init(capacity, **tracks), fading=Fading(*arrays, capacity, self.ages[0]))
 
     def advance(self, state: Any, slots: jax.Array, is_item: jax.Array) -> Any:
         fading = state.tree.fading
@@ -77,6 +79,13 @@ class Prioritized(ByPriority):
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
         rows of the batch are then in slot order: permute them (`jax.random.permutation`) before a split into
         minibatches, or each minibatch comes from one part of the buffer.
+      half_life: None, or the age at which an item is drawn half as often: P(i) is in proportion to p_i^alpha
+        2^(-age_i / half_life), at least 2^-20, also in weights and with `max_age`. Ages are as for `Recent`. Nothing is
+        rewritten as items age, and priorities stay as they are. An item with less than 2^-60 of the mass that it had as
+        the newest may never be drawn; if nothing younger has a priority, sampling is uniform. With
+        `normalize="global"` the smallest mass counts as 2^-126 at least. `state.sampler.tree.fading.half_life` is an
+        array of the state, which a sweep may replace before the first `add`. `migrate` takes that of the new
+        configuration. `max_priority="stored"` is before fading. `ReservoirBuffer` rejects it.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -87,12 +96,7 @@ class Prioritized(ByPriority):
       [30, 30, 30, 30]
     """
 
-    half_life: float | None = checks.field(
-        checks.optional(checks.check_number), SHORTEST, math.inf, "an age, or None for no fading", default=None
-    )
+    half_life: float | None = checks.field(_optional_number, SHORTEST, math.inf, "or None", default=None)
     _ages: tuple[int, float] = dataclasses.field(default=(1, 1.0), repr=False)
     by_age = property(lambda self: self.half_life is not None)
-
-    @property
-    def index(self) -> Index:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Index() if self.half_life is None else FadingIndex(self.half_life / self._ages[1], self._ages[0])
+    index = property(lambda self: FadingIndex(self.half_life, self._ages) if self.half_life else Index())

@@ -49,9 +49,8 @@ class Fading:
         last = jnp.minimum(first + (width - 1), self.capacity - 1)
         is_older = first > newest  # than leaf 0, as the ring has wrapped
         slot = jnp.where(is_older, last, jnp.minimum(last, newest))
-        streams = jnp.int32(self.streams)
-        rows = jax.lax.div(newest, streams) - jax.lax.div(slot, streams) if self.streams > 1 else newest - slot
-        return rows + jnp.where(is_older, self.capacity // self.streams, 0)
+        newest, slot = ((x if self.streams == 1 else jax.lax.div(x, jnp.int32(self.streams))) for x in (newest, slot))
+        return newest - slot + jnp.where(is_older, self.capacity // self.streams, 0)
 
     def factor(self, ages: jax.Array) -> jax.Array:
         """2^(-ages / half_life), float32, for ages int32 [..., K, N]."""
@@ -67,19 +66,17 @@ class Fading:
         width = fanout**height
 
         def exact(parent: jax.Array) -> jax.Array:
-            child = parent[..., None] * fanout + jnp.arange(fanout, dtype=jnp.int32)
+            child = parent[..., None] * fanout + jnp.arange(fanout, dtype=jnp.int32)[(None,) * parent.ndim]
             return self.factor(self.ages(child, width) - self.ages(parent[..., None], width * fanout))
 
         def by_row(parent: jax.Array) -> jax.Array:
             """Most parents have the same factors, which a CPU computes once."""
             row = (np.arange(1, fanout + 1, dtype=np.int32) * width - 1) // self.streams
-            factor = self.factor(row[-1:] - row)
-            ends = [np.int32(self.capacity - 1)] * (self.capacity % (width * fanout) > 0)
-            for leaf in (self.newest, *ends):
+            factor = self.factor((row[-1:] - row)[None])
+            for leaf in (self.newest, *[np.int32(self.capacity - 1)] * (self.capacity % (width * fanout) > 0)):
                 one = jax.lax.div(leaf, np.int32(width * fanout))[..., None]
                 factor = jnp.where(parent[:, None] == one[..., None], exact(one), factor)
             return factor
 
-        if width * fanout % self.streams:
-            return exact(parent)
-        return jax.lax.platform_dependent(parent, cpu=by_row, default=exact)
+        is_aligned = width * fanout % self.streams == 0
+        return jax.lax.platform_dependent(parent, cpu=by_row if is_aligned else exact, default=exact)

@@ -190,6 +190,15 @@ def test_scores():
     assert jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5) in {score}
     for hard, easy in ((0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)):
         rejects("hard=", jr.scores.success_band, hard, easy)
+    third = np.float32(1 / 3)
+    band = jr.scores.success_band(float(third), 0.6)  # not at its ends
+    np.testing.assert_array_equal(band(np.array([third, np.nextafter(third, 1), 0.6], np.float32), 1, 0), [0, 1, 0])
+    np.testing.assert_allclose(jr.scores.failure(won, tried, 0), 1 - beta.mean(), rtol=1e-6)
+    score = jr.scores.pools((0.25, 0.5), (3.0, 2.0, 1.0))
+    np.testing.assert_array_equal(score(won, tried, 0), [2.0, 1.0, 3.0])  # rates 0.25, 0.5, 0.025
+    assert jr.scores.pools()(np.float32([0, 0.5, 1]), np.float32(1), 0).tolist() == np.float32([0.2, 1, 0.1]).tolist()
+    for thresholds, weights in (((0.5, 0.5), (1, 1, 1)), ((0.5,), (1,)), ((2.0,), (1, 1)), ((0.5,), (1, -1))):
+        rejects(r"thresholds=|thresholds\[0\]|weights\[1\]", jr.scores.pools, thresholds, weights)
 
 
 def test_scores_that_no_tree_can_hold():

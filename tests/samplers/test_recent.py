@@ -90,7 +90,7 @@ def test_weights_over_shards_of_different_sizes(normalize):
 def test_errors():
     rejects("half_life=0: must be a finite number of at least 9.*an age, such as half of", jr.Recent, half_life=0)
     rejects("half_life=nan", jr.Recent, half_life=float("nan"))
-    rejects("half_life=-1: must be a finite number of at least 9.*None for no fading", jr.Prioritized, half_life=-1)
+    rejects("half_life=-1: must be a finite number of at least 9.*or None", jr.Prioritized, half_life=-1)
     rejects(r"beta=2: must be a number in \[0, 1\]", jr.Recent, half_life=1, beta=2)
     rejects('normalize=.global.: must be "batch" or None', jr.Recent, half_life=1, normalize="global")
     for sampler in (jr.Recent(half_life=1), jr.Prioritized(half_life=1)):

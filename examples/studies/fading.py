@@ -73,9 +73,9 @@ def main() -> None:
         returns = train(task, updates, ages, steps, args.keys)
         case = f"{task}, {updates} per {NUM_ENVS} steps"
         figures |= {f"{case}, {name}": x for name, x in figures_of(returns, names).items()}
-        panels[case.replace(" per", " updates per")] = dict(zip(DRAWS, returns.values(), strict=True))
+        panels[case.replace(", ", ", updates: ")] = dict(zip(DRAWS, returns.values(), strict=True))
     path, title = args.out / "fading.png", f"DQN: return of the second half of {steps:,} steps, {args.seeds} seeds"
-    x, y = ("mean age of drawn transitions (priorities apart)", names), "return (best: 500 in CartPole, 1 in Catch)"
+    x, y = ("mean age of draws in steps (priorities apart)", names), "return (best: 500 in CartPole, 1 in Catch)"
     plot(path, title, panels, x, y, columns=1 if args.short else len(UPDATES))
     report(path, title, figures)
 

@@ -67,6 +67,9 @@ QUERIES = {  # and the pages that answer, one of which is enough
     "staleness": ["guides/rollouts/", "guides/draws/", "evidence/"],
     "preempted": ["guides/rollouts/"],
     "NaN": ["faq/", "guides/priorities/"],
+    "FastTD3": ["guides/many_environments/"],
+    "asymmetric": ["guides/many_environments/"],
+    "action chunks": ["guides/many_environments/"],
 }
 
 

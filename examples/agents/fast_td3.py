@@ -6,7 +6,7 @@ python examples/agents/fast_td3.py --short   # seconds, to see that it runs
 
 As in the authors' code: twin distributional critics (C51), the lower one in targets; smoothed target actions, and
 updates of the actor at every second update (TD3); a scale of exploration for each environment, new in each episode;
-running normalization of observations; n-step returns; two updates a step. The networks are smaller, for a CPU.
+running normalization of observations; n-step returns; two updates a step. Networks are smaller, rates larger.
 
 A cart with a pole is pushed to a goal, in a wind. The critic sees its state and the wind. The actor sees the state with
 noise, and no wind. An episode terminates when the pole falls, and is truncated after 100 steps. The return is about 71

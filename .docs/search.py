@@ -102,6 +102,9 @@ QUERIES = {  # and the pages that answer, one of which is enough
     "rewards arrive later": ["guides/writes/"],
     "draw the newest items": ["guides/draws/", "faq/"],
     "use several GPUs": ["guides/devices/"],
+    "FastTD3": ["guides/many_environments/"],
+    "asymmetric": ["guides/many_environments/"],
+    "action chunks": ["guides/many_environments/"],
 }
 
 

@@ -195,7 +195,10 @@ def plus_one(size, is_batched, x):
 BROKEN_BUFFERS = [
     (testing.CONFIG, NotFrozen()),
     (testing.STABLE, altered(Small, add=widen)()),
-    (testing.STABLE, own(add=lambda add, *args: (add(*args), 0))),
+    (
+        testing.STABLE,
+        own(add=lambda add, *args: (x := add(*args)).replace(priorities=x.priorities.astype(jnp.float16))),
+    ),
     (testing.DONATED, altered(Small, add=lambda add, *args, **named: Small().add(*args, **named))(donate=True)),
     (
         testing.DONATED,

@@ -60,7 +60,13 @@ CELLS = [
 ]
 # What is compared with GUARD. Each hint of `jaxreplay._common.xla` is needed by one of these.
 GUARD = RESULTS / "guard.json"
-MAIN = [Cell(), Cell(items="84x84x4 bytes", capacity=2**16), Cell(seeds=8, capacity=2**17), Cell(kind="sequence")]
+MAIN = [
+    Cell(),
+    Cell(items="84x84x4 bytes", capacity=2**16),
+    Cell(seeds=8, capacity=2**17),
+    Cell(kind="sequence"),
+    Cell(sampler="fading"),
+]
 OTHERS = [
     Cell(sampler="global", draw="max_age"),
     Cell(sampler="uniform", draw="epoch"),

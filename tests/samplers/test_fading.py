@@ -89,5 +89,4 @@ def test_law(kind, case):
     np.testing.assert_array_equal(age, ages[ids])
     np.testing.assert_allclose(probabilities, law[ids], rtol=2e-5)
     largest = np.abs(deviations(np.bincount(ids, minlength=len(law)), law)).max()
-    print(f"{kind}, {case}: {np.sum(law > 0)} items, largest deviation {largest:.2f}")
     assert largest < 5

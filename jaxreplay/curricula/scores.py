@@ -68,7 +68,8 @@ def pools(thresholds: Sequence[float] = (0.1, 0.9), weights: Sequence[float] = (
 
     Args:
       thresholds: K success rates, in ascending order.
-      weights: K + 1 scores: of p below the first threshold, then from each threshold on.
+      weights: K + 1 scores: of p below the first threshold, then from each threshold on. A rate exactly at a threshold
+        has the weight above it; rates and thresholds are rounded to float32 first.
 
     Raises:
       ValueError: the thresholds are not ascending in [0, 1], or the weights not one more, or one is negative.

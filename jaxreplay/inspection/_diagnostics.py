@@ -68,7 +68,8 @@ def diagnostics(
     - `draws/effective_sample_size`: `jaxreplay.effective_sample_size` of the batch.
     - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`, to within 2% of the draws; absent for a
       `ReservoirBuffer`.
-    - With `Prioritized`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of the draws.
+    - With `Prioritized` without `half_life`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of the
+      draws.
     - With `count_updates=True` or `max_uses`, and a `key`: `never_updated`, share of the items not updated since their
       insertion, estimated from uniform draws.
 
@@ -76,7 +77,8 @@ def diagnostics(
 
     - With `Prioritized`: exact `top_1pct_mass` and `top_10pct_mass`; `stored/priority_q10`, `_q50`, `_q90` and
       `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, drawn only
-      where it is 1.
+      where it is 1. With `half_life` also `stored/faded`: how many items have a priority but are never drawn, as their
+      probability is below 2^-60 of the largest.
     - With `count_updates=True` or `max_uses`: exact `never_updated`; `updates_per_item`, the mean over the stored
       items.
 
@@ -282,7 +284,7 @@ def _all_items(items: _facts.Items) -> Numbers:
     zeros = jnp.sum(items.live & (items.priorities == 0), dtype=jnp.float32)
     share_of_zeros = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     found = zip((*TENTHS, "max", "zero"), (*quantiles, jnp.maximum(stored[0], 0.0), share_of_zeros), strict=True)
-    return items.top_masses | {f"stored/priority_{name}": x for name, x in found}
+    return items.sums | {f"stored/priority_{name}": x for name, x in found}
 
 
 def _never_updated(shards: _shards.Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:

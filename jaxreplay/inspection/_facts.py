@@ -24,13 +24,14 @@ class Items(NamedTuple):
       live: bool, True if the slot may be drawn.
       ages: int32, `Sample.age`; arbitrary if the slot is not live.
       priorities: float32, before alpha.
-      top_masses: probability of the most probable 1% and 10% of the items, float32 [] by name.
+      sums: float32 [] by name: probability of the most probable 1% and 10% of the items; with ages that count, how
+        many items with a priority are never drawn.
     """
 
     live: Any  # [D, num_slots]
     ages: Any  # [D, num_slots]
     priorities: Any = None  # [D, num_slots]
-    top_masses: Any = None
+    sums: Any = None
 
 
 def of_items(part: Any, state: Any) -> Items:
@@ -55,6 +56,8 @@ def of_items(part: Any, state: Any) -> Items:
     in_order, rank = jnp.sort(law, axis=None)[::-1], jnp.arange(law.size, dtype=jnp.float32)
     count = jnp.sum(sizes(state))
     tops = {name: jnp.sum(in_order * jnp.clip(top * count - rank, 0.0, 1.0)) for name, top in TOPS.items()}
+    if part.sampler.by_age:
+        tops["stored/faded"] = jnp.sum((law < 2.0**-60 * in_order[0]) & (priorities > 0) & live, dtype=jnp.float32)
     return Items(live, ages, priorities, tops)
 
 

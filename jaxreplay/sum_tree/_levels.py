@@ -131,11 +131,6 @@ def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("fanout", "combine", "height"))
-def _values(children, node, fading, *, fanout, combine, height):
-    return _parents(read_rows(children, node, fanout), node, combine, fading, height)
-
-
-@functools.partial(jax.jit, static_argnames=("fanout", "combine", "height"))
 def _recomputed(
     parents: jax.Array, children: jax.Array, fading: Any, *, fanout: int, combine: Combine, height: int
 ) -> jax.Array:

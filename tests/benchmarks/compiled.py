@@ -62,7 +62,7 @@ CELLS = [
 # What is compared with GUARD. Each hint of `jaxreplay._common.xla` is needed by one of these.
 GUARD = RESULTS / "guard.json"
 MAIN = [Cell(), Cell(items="84x84x4 bytes", capacity=2**16), Cell(seeds=8, capacity=2**17), Cell(kind="sequence")]
-MAIN += [Cell(batch_size=2**15, num_added=2**12)]
+MAIN += [Cell(batch_size=2**15, num_added=2**12), Cell(sampler="fading")]
 OTHERS = [
     Cell(sampler="global", draw="max_age"),
     Cell(sampler="uniform", draw="epoch"),

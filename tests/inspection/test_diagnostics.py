@@ -334,6 +334,15 @@ def test_all_items_without_priorities_are_drawn_evenly():
         assert_close(found, {"stored/priority_zero": 1, "top_10pct_mass": 0.1 * stored / (stored - spent)}, rtol=1e-6)
 
 
+def test_items_that_fading_makes_never_drawn_are_counted():
+    for half_life, never in ((0.51, 9 - 1), (1e9, 0)):  # of ages 0 to 39 those from 31 on, one of which has priority 0
+        sampler = jr.Prioritized(epsilon=0.0, half_life=half_life)
+        buffer = jr.ReplayBuffer(capacity=40, donate=False, sampler=sampler)
+        td_errors = np.ones(40, np.float32) - (np.arange(40) == 3)
+        *_, found = played(buffer, 0, np.arange(40) >= 0, td_errors, np.full(40, -1), np.ones(40))
+        assert (found["stored/faded"], found["size"]) == (never, 40)
+
+
 def test_the_mass_of_shards_with_fewer_items_than_rows():
     """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
     for counts in ((1, 15), (8, 8), (0, 12), (3, 20)):

@@ -2,7 +2,7 @@
 
 pip install -e '.[examples]'
 python examples/agents/fast_td3.py           # 2 seeds, minutes on two CPU cores; draws fast_td3.png
-python examples/agents/fast_td3.py --short   # seconds, to see that it runs
+python examples/agents/fast_td3.py --short   # half a minute at most, to see that it runs
 
 As in the authors' code: twin distributional critics (C51), the lower one in targets; smoothed target actions, and
 updates of the actor at every second update (TD3); a scale of exploration for each environment, new in each episode;
@@ -238,7 +238,7 @@ def main() -> np.ndarray:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds (2)")
-    parser.add_argument("--short", action="store_true", help="one seed, a few steps; it does not learn")
+    parser.add_argument("--short", action="store_true", help="one seed, half a minute at most; it does not learn")
     args = parser.parse_args()
     seeds, steps, interval = (1, 4, 2) if args.short else (args.seeds, STEPS, INTERVAL)
 

@@ -163,7 +163,8 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
     permutes = cell.draw == "epoch" or cell.sampler == "distinct"
     has_more = cell.draw in ("max_age", "later") or cell.windows != "any" or cell.gaps or cell.writes
     floor = max(4.2 if permutes else 3.2 if is_long else 1.6, 0.1 * cell.seeds) * (1.2 if has_more else 1) * MEGABYTE
-    most = max(0.02 * row["payload_bytes"], 6 * cell.batch_bytes, floor)
+    rows_of_nodes = 4 * 128 * cell.batch_size if target == "tpu-v5e" else 0
+    most = max(0.02 * row["payload_bytes"], 6 * cell.batch_bytes, rows_of_nodes, floor)
     if row["temporary_bytes"] > most and cell.kind != "tracer":
         yield f"temporaries of {row['temporary_bytes']} bytes: at most {most:.0f}"
     if row["operation"] == ("add" if cell.kind == "tracer" else "step"):

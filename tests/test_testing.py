@@ -197,7 +197,7 @@ BROKEN_BUFFERS = [
     (testing.STABLE, altered(Small, add=widen)()),
     (
         testing.STABLE,
-        own(add=lambda add, *args: (x := add(*args)).replace(priorities=x.priorities.astype(jnp.float16))),
+        own(add=lambda add, *args: (x := add(*args)).replace(fault=x.fault.astype(jnp.int16))),
     ),
     (testing.DONATED, altered(Small, add=lambda add, *args, **named: Small().add(*args, **named))(donate=True)),
     (

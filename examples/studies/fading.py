@@ -70,8 +70,7 @@ def main() -> None:
     ages, steps = (AGES[:1], 2_000) if args.short else (AGES, 50_000)
     panels, figures, names = {}, {}, [*(f"{age:,}" for age in ages), "any"]
     for task, updates in cases:
-        returns = train(task, updates, ages, steps, args.keys)
-        case = f"{task}, {updates} per {NUM_ENVS} steps"
+        returns, case = train(task, updates, ages, steps, args.keys), f"{task}, {updates} per {NUM_ENVS} steps"
         figures |= {f"{case}, {name}": x for name, x in figures_of(returns, names).items()}
         panels[case.replace(", ", ", updates: ")] = dict(zip(DRAWS, returns.values(), strict=True))
     path, title = args.out / "fading.png", f"DQN: return of the second half of {steps:,} steps, {args.seeds} seeds"

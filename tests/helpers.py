@@ -169,7 +169,7 @@ def check_fading(tree, fading):
         np.testing.assert_allclose(nodes[: len(starts)], np.add.reduceat(masses, starts), rtol=1e-5)
         assert not np.any(nodes[len(starts) :])
         if tree.minima is not None:
-            least = np.minimum.reduceat(np.where(leaf > 0, masses, _tree.NONE), starts)
+            least = np.minimum.reduceat(np.where(leaf > 0, masses.clip(2.0**-126), _tree.NONE), starts)
             np.testing.assert_allclose(tree.minima[-1 - height][: len(starts)], least, rtol=1e-5)
 
 

@@ -320,20 +320,23 @@ class ShardedTwin:
         """Number of drawable items."""
         return sum(len(twin.unspent) for twin in self.shards)
 
+    def masses(self, twin, handles):
+        """What a shard's draws are in proportion to, if any is positive."""
+        leaves = [twin.priorities.leaf[handle] if hasattr(self.sampler, "alpha") else 1.0 for handle in handles]
+        if half_life := getattr(self.sampler, "half_life", None):
+            ages = [twin.ring.fading_age(handle) * self.age_step for handle in handles]
+            leaves = [leaf * 2.0 ** (-age / half_life) for leaf, age in zip(leaves, ages, strict=True)]
+        return leaves
+
     def draw_law(self, max_age=None):
         """Probabilities of drawable handles in the whole batch, per shard."""
         laws = []
         for twin in self.shards:
             handles = twin.young(max_age and -(-max_age // self.age_step))
             handles = [handle for handle in handles if not twin.uses.is_spent(handle)]
-            leaves = [1.0] * len(handles)
-            if hasattr(self.sampler, "alpha") and any(twin.priorities.leaf[handle] for handle in handles):
-                leaves = [twin.priorities.leaf[handle] for handle in handles]
-            if half_life := getattr(self.sampler, "half_life", None):
-                ages = [twin.ring.fading_age(handle) * self.age_step for handle in handles]
-                leaves = [leaf * 2 ** (-age / half_life) for leaf, age in zip(leaves, ages, strict=True)]
-            masses = zip(handles, leaves, strict=True)
-            laws.append({handle: leaf / sum(leaves) / len(self.shards) for handle, leaf in masses})
+            masses = self.masses(twin, handles)
+            masses = masses if any(masses) else [1.0] * len(handles)
+            laws.append({handle: x / sum(masses) / len(self.shards) for handle, x in zip(handles, masses, strict=True)})
         return laws
 
     def draw_weights(self, laws, drawn, batch_size, beta=None, normalize=...):

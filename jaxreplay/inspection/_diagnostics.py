@@ -54,10 +54,10 @@ def diagnostics(
     - `size`: number of items (sequences) that may be drawn. `fill`: filled share of the storage. `drawable`: share of
       the stored items (complete sequences) that may be drawn. `kept`: share of all items ever added to a
       `ReservoirBuffer` that is stored.
-    - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the largest p ever, or with
-      `max_priority="stored"` the largest of the items that may be drawn (1 if none); `beta`, its current value;
-      `updates`, calls that named a stored item; `rejected`, rejected TD errors, and 1 more for each of alpha, epsilon
-      and floor that is NaN or negative.
+    - With `Prioritized`: `total_priority`, the sum of p^alpha (faded, with `half_life`); `max_priority`, the largest p
+      ever, or with `max_priority="stored"` the largest of the items that may be drawn (1 if none); `beta`, its current
+      value; `updates`, calls that named a stored item; `rejected`, rejected TD errors, and 1 more for each of alpha,
+      epsilon and floor that is NaN or negative.
     - With `count_updates=True` or `max_uses`: `late`, update rows ignored because their item was no longer stored.
     - With `max_uses`: `spent`, the number of stored items that were updated so often that they are no longer drawn.
 

@@ -79,13 +79,14 @@ class Prioritized(ByPriority):
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
         rows of the batch are then in slot order: permute them (`jax.random.permutation`) before a split into
         minibatches, or each minibatch comes from one part of the buffer.
-      half_life: None, or the age at which an item is drawn half as often: P(i) is in proportion to p_i^alpha
-        2^(-age_i / half_life), at least 2^-20, also in weights and with `max_age`. Ages are as for `Recent`. Nothing is
-        rewritten as items age, and priorities stay as they are. An item with less than 2^-60 of the mass that it had as
-        the newest may never be drawn; if nothing younger has a priority, sampling is uniform. With
-        `normalize="global"` the smallest mass counts as 2^-126 at least. `state.sampler.tree.fading.half_life` is an
-        array of the state, which a sweep may replace before the first `add`. `migrate` takes that of the new
-        configuration. `max_priority="stored"` is before fading. `ReservoirBuffer` rejects it.
+      half_life: None, or the age at which an item is drawn half as often: P(i) is in proportion to p_i^alpha 2^(-age_i
+        / half_life), at least 2^-20, also in weights and with `max_age`. Ages are as for `Recent`. Nothing is rewritten
+        as items age, and priorities stay as they are. An item with less than 2^-60 of the mass that it had as the
+        newest may never be drawn (`diagnostics` counts such items); if nothing younger has a priority, sampling is
+        uniform. With `normalize="global"` the smallest mass counts as 2^-126 at least.
+        `state.sampler.tree.fading.half_life` is an array of the state, which a sweep may replace before the first
+        `add`. `migrate` takes that of the new configuration. `max_priority="stored"` is before fading.
+        `ReservoirBuffer` rejects it.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))

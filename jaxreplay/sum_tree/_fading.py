@@ -62,8 +62,8 @@ class Fading:
         return jnp.where(values < NONE, jnp.maximum(found, LEAST), NONE) if empty else found
 
     def factors(self, parent: jax.Array, height: int, fanout: int) -> jax.Array:
-        """Factors of the children of each `parent` [..., K] relative to its newest leaf, float32 [..., K, fanout]."""
-        width = fanout**height
+        """Factors of the children of each `parent` [K] relative to its newest leaf, float32 [..., K, fanout]."""
+        width, stacked = fanout**height, (None,) * self.newest.ndim
 
         def exact(parent: jax.Array) -> jax.Array:
             child = parent[..., None] * fanout + jnp.arange(fanout, dtype=jnp.int32)[(None,) * parent.ndim]
@@ -72,11 +72,12 @@ class Fading:
         def by_row(parent: jax.Array) -> jax.Array:
             """Most parents have the same factors, which a CPU computes once."""
             row = (np.arange(1, fanout + 1, dtype=np.int32) * width - 1) // self.streams
-            factor = self.factor((row[-1:] - row)[None])
-            for leaf in (self.newest, *[np.int32(self.capacity - 1)] * (self.capacity % (width * fanout) > 0)):
+            factor = self.factor((row[-1:] - row)[(*stacked, None)])
+            last = jnp.full_like(self.newest, self.capacity - 1)
+            for leaf in (self.newest, *[last] * (self.capacity % (width * fanout) > 0)):
                 one = jax.lax.div(leaf, np.int32(width * fanout))[..., None]
-                factor = jnp.where(parent[:, None] == one[..., None], exact(one), factor)
+                factor = jnp.where(parent[..., None] == one[..., None], exact(one), factor)
             return factor
 
         is_aligned = width * fanout % self.streams == 0
-        return jax.lax.platform_dependent(parent, cpu=by_row if is_aligned else exact, default=exact)
+        return jax.lax.platform_dependent(parent[stacked], cpu=by_row if is_aligned else exact, default=exact)

@@ -25,6 +25,7 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
     [
         (7, "batch", 1, None, "eager"),
         (8, "stored global, max_uses", 2, None, "vmap"),
+        (10, "fading", 2, None, "jit"),
         (6, "distinct, max_uses", 2, None, "jit"),
         (150, "stored global", 1, "tpu", "jit"),
         rarely((300, "stored global", 2, "tpu", "jit")),

@@ -145,11 +145,12 @@ def least(name, sampler):
 @pytest.mark.parametrize(
     ("name", "sampler", "num_shards", "mode"),
     [
-        ("strided", "batch", 1, "jit"),
+        ("strided", "fading", 1, "jit"),
         ("episodes", "plain", 1, "eager"),
         ("inside without gaps", "stored global", 2, "vmap"),
         ("cut with gaps", "recent", 1, "jit"),
         *map(rarely, [(name, "global", 1, "jit") for name in CONFIGS]),
+        rarely(("cut with gaps", "fading global", 1, "jit")),
         *map(rarely, [("strided", sampler, 2, "jit") for sampler in twins.SAMPLERS]),
     ],
 )

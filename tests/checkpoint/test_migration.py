@@ -273,7 +273,7 @@ def test_errors_name_what_differs():
     state, stepped = replay.init(items(np.zeros(4))), sequence.init(items(np.zeros((1, 2))))
     for arguments, message in (
         ((jr.Uniform(), state, replay), r"old_buffer=Uniform\(\): must be a ReplayBuffer"),
-        ((state, replay, replay), r"^old_buffer=ReplayState\(.{1,80}\.\.\.: must be"),
+        ((state, replay, replay), r"^old_buffer=ReplayState\(0 of 8 items, .{1,80}: must be"),
         ((replay, state, sequence), "must be a ReplayBuffer like old_buffer"),
         ((jr.ReplayBuffer(capacity=4), state, replay), "capacity=4: this state has"),
         ((over_devices(replay, 2), state, replay), "2 shards: this state has"),

@@ -402,5 +402,5 @@ def test_wrong_arguments(filled):
     rejects("thorough=1", jr.diagnostics, buffer, state, thorough=1)
     rejects("key", jr.diagnostics, buffer, state, key=3)
     rejects("must be a buffer", jr.diagnostics, jr.Uniform(), state)
-    rejects(r"^buffer=ReplayState\(. of . items, .{1,60}: must be", jr.diagnostics, state, buffer)  # in one line
+    rejects(r"^buffer=ReplayState\(40 of 40 items, .{1,80}: must be", jr.diagnostics, state, buffer)  # in one line
     rejects("capacity=5", jr.diagnostics, dataclasses.replace(buffer, capacity=5), state)

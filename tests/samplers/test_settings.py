@@ -1,5 +1,6 @@
 """Settings of `Prioritized` are arrays of its state, and lanes of `jax.vmap` may differ in them."""
 
+import dataclasses
 import functools
 
 import chex
@@ -25,7 +26,9 @@ PER = {
     "ever": {"beta": 0.7},
     "stored": {"max_priority": "stored", "normalize": "global"},
     "number": {"max_priority": 2.0, "stratified": False, "normalize": None},
+    "fading": {"half_life": 1.0},
 }
+HALF_LIVES = np.float32([0.5, 2.0, 7.0, 1e6])  # of the lanes, with "fading"
 BUFFERS = {
     "replay": lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler),
     "reservoir": lambda sampler: jr.ReservoirBuffer(capacity=9, sampler=sampler),
@@ -35,12 +38,15 @@ BUFFERS = {
 }
 
 
-@pytest.mark.parametrize("per", ["stored", "ever", rarely("number")])
+@pytest.mark.parametrize("per", ["stored", "ever", rarely("number"), "fading"])
 def test_lanes_do_what_their_twins_do(per):
     buffer = jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(**PER[per]))
     state = stack(*[buffer.init(items(numbers(0, 1)))] * len(LANES))
     stacked = {name: np.array([lane[name] for lane in LANES], np.float32) for name in IN_STATE}
     state = state.replace(sampler=state.sampler.replace(**stacked))
+    if fading := state.sampler.tree.fading:
+        tree = state.sampler.tree.replace(fading=fading.replace(half_life=HALF_LIVES))
+        state = state.replace(sampler=state.sampler.replace(tree=tree))
     new, rng = PER[per].get("max_priority", "ever"), seeds.rng("settings", per)
     shards = [oracles.Shard(oracles.Ring(5), new_priority=new, **lane) for lane in LANES]
 
@@ -57,7 +63,9 @@ def test_lanes_do_what_their_twins_do(per):
         errors[number % 6], errors[rng.integers(6)] = 0, rng.choice([np.nan, np.inf, -np.inf])
         state, samples, priorities = step(state, ids, new_errors, handles, errors.astype(np.float32))
         for k, (shard, lane) in enumerate(zip(shards, LANES, strict=True)):
-            twin, its = oracles.ShardedTwin([shard], 2**30, buffer.sampler), shard.priorities
+            own_age = {"half_life": float(HALF_LIVES[k])} if fading else {}
+            sampler = dataclasses.replace(buffer.sampler, **own_age)
+            twin, its = oracles.ShardedTwin([shard], 2**30, sampler), shard.priorities
             twin.add(np.array([{"id": int(i)} for i in ids]), None, new_errors)
             twin.update(handles, errors.astype(np.float32))
             own, sample = at(state.sampler, k), at(samples, k)

@@ -15,6 +15,7 @@ from scipy import stats
 
 from jaxreplay import sum_tree
 from jaxreplay.sum_tree import _levels, _tree
+from jaxreplay.sum_tree._fading import Fading
 
 pytestmark = pytest.mark.versions
 FANOUTS = (2, 3, 8, 16, 64, 128)
@@ -250,6 +251,41 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
         np.testing.assert_array_equal(leaves_of(other), expected)
         assert jax.device_get(ends) == (expected[expected > 0].min(), expected.max())
         check_tree(other)
+
+
+@pytest.mark.parametrize(("before", "after", "streams"), [(2, 128, 3), (64, 8, 1), (8, 3, 3)])
+def test_fading_leaves_in_a_tree_of_another_fanout(before, after, streams):
+    """Those of a run too, of two shards that differ in the newest leaf and the half-life."""
+    leaves, sizes = seeds.rng(1).exponential(size=150).astype(np.float32), np.int32([1, 6, 100, 150])
+
+    @jax.jit
+    @jax.numpy_rank_promotion("raise")
+    def run(leaves):
+        ages = Fading(jnp.int32([53, 149]), jnp.float32([0.5, 20.0]), 150, streams)
+        empty = sum_tree.init(150, fanout=before, track_minimum=True)
+        one = jax.vmap(lambda fading: sum_tree.update(empty.replace(fading=fading), jnp.arange(150), leaves))(ages)
+        other = sum_tree.with_fanout(one, after)
+
+        def ends(tree, size):
+            part = sum_tree.restrict(tree, jnp.int32(40), size)
+            slots = sum_tree.find(part, sum_tree.total(part) * jnp.float32([0.3, 0.7]))
+            return sum_tree.total(part), sum_tree.minimum(part), slots
+
+        return one, other, jax.vmap(lambda tree: jax.vmap(lambda size: ends(tree, size))(sizes))(other)
+
+    one, other, (totals, minima, slots) = jax.device_get(run(leaves))
+    for k, half_life in enumerate((0.5, 20.0)):
+        assert at(other, k).fanout == after
+        check_tree(at(one, k))
+        check_tree(at(other, k))
+        age = ((53, 149)[k] // streams - np.arange(150) // streams) % (150 // streams)
+        masses = leaves * np.exp2(-age / half_life)
+        for i, size in enumerate(sizes):
+            inside = np.where((np.arange(150) - 40) % 150 < size, masses, 0)
+            np.testing.assert_allclose(totals[k, i], inside.sum(), rtol=1e-5)
+            np.testing.assert_allclose(minima[k, i], inside[inside > 0].min().clip(2.0**-126), rtol=1e-5)
+            behind = np.cumsum(inside) / inside.sum()
+            np.testing.assert_array_equal(slots[k, i], np.searchsorted(behind, [0.3, 0.7], side="right"))
 
 
 @pytest.mark.parametrize("stratified", [False, True])

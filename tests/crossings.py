@@ -179,7 +179,7 @@ def _sampler(options, rng, normalize):
         "max_priority": ("ever", "stored", 2.0),
         "floor": (0.0, 0.3),
         "epsilon": (0.0, 0.01),
-        "half_life": (None,) if "reservoir" in on else (2.5, None),
+        "half_life": (None,) if "reservoir" in options else (2.5, None),
     }
     chosen = {name: values[rng.integers(len(values))] for name, values in chosen.items()}
     return twins.PER(**chosen, normalize=normalize)

@@ -1,4 +1,4 @@
-"""The law of draws by age, 2^20 of them, of items and of sequences that are stored over several laps of the ring."""
+"""Draws by age: the law of 2^20 of them, of items and of sequences that are stored over several laps of the ring."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import seeds
-from helpers import rarely
+from helpers import check_tree, rarely
 from scipy import stats
 
 import jaxreplay as jr
@@ -90,3 +90,12 @@ def test_law(kind, case):
     np.testing.assert_allclose(probabilities, law[ids], rtol=2e-5)
     largest = np.abs(deviations(np.bincount(ids, minlength=len(law)), law)).max()
     assert largest < 5
+
+
+def test_the_newest_is_the_last_item_that_is_inserted():
+    """No emptied slot, and none out of range."""
+    sampler = jr.Prioritized(half_life=1.0)
+    for slots, is_item, newest in (([0, 1, 2], [1, 1, 0], 1), ([0, 1, 4, -1], [1] * 4, 1), ([2], [0], 3)):
+        state = sampler.insert(sampler.init(4), np.int32(slots), np.array(is_item, bool))
+        assert state.tree.fading.newest == newest
+        check_tree(state.tree)

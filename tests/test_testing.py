@@ -38,8 +38,9 @@ class Own:
     fault: int = dataclasses.field(default=-1, compare=False)
 
     def init(self, items):
-        storage = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), items)
-        return OwnState(storage, jnp.int32(0), jnp.zeros(self.capacity), jnp.int32(self.fault))
+        storage = jax.tree.map(lambda x: jnp.asarray(np.zeros((self.capacity, *x.shape[1:]), x.dtype)), items)
+        priorities = jnp.asarray(np.zeros(self.capacity, np.float32))
+        return OwnState(storage, jnp.int32(0), priorities, jnp.int32(self.fault))
 
     @functools.partial(jax.jit, static_argnums=0)
     def add(self, state, items, key):
@@ -67,7 +68,8 @@ class Own:
     @functools.partial(jax.jit, static_argnums=0)
     def update(self, state, indices, td_errors):
         slots = jnp.where(self.has(state, indices), indices % self.capacity, self.capacity)
-        return state.replace(priorities=state.priorities.at[slots].set(jnp.abs(td_errors) + 0.1, mode="drop"))
+        priorities = (jnp.abs(td_errors) + 0.1).astype(jnp.float32)
+        return state.replace(priorities=state.priorities.at[slots].set(priorities, mode="drop"))
 
     @functools.partial(jax.jit, static_argnums=0)
     def get(self, state, indices):
@@ -82,8 +84,8 @@ class Own:
         return (indices >= 0) & (indices >= state.count - self.capacity)
 
 
-ROWS = jr.TransitionBatch(S=jnp.zeros((4, 2)), A=jnp.zeros(4, bool), logP=None, Rn=jnp.zeros(4), In=jnp.zeros(4),
-                          S_next=jnp.zeros((4, 2)))  # fmt: skip
+NONE, OBS = np.zeros(4, np.float32), np.zeros((4, 2), np.float32)
+ROWS = jr.TransitionBatch(S=OBS, A=np.zeros(4, bool), logP=None, Rn=NONE, In=NONE, S_next=OBS)
 
 
 def test_a_buffer_of_ones_own_passes_with_the_add_that_is_given():
@@ -100,7 +102,7 @@ def test_a_buffer_of_ones_own_passes_with_the_add_that_is_given():
 def test_a_law_is_looked_at_in_as_many_draws_of_a_buffer_that_allows_few():
     buffer = jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False))
     runs = _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer))
-    rows = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), ITEMS)
+    rows = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), ITEMS)
     state = runs.add(runs.init(), rows, jax.random.key(0))
     assert runs.draw_often(state, jax.random.key(0))[0].shape == (_buffers.DRAWS // 4, 4)
 
@@ -225,6 +227,10 @@ def switched(base, faults):
     A fault is a dict of methods, functions of the right method and its arguments.
     """
 
+    @jax.jit
+    def switch(is_on, found, right):
+        return jax.tree.map(lambda x, y: jnp.where(is_on, x, y).astype(y.dtype), found, right)
+
     def method(name):
         @functools.wraps(getattr(base, name))
         def chosen(self, state, *args, **named):
@@ -237,8 +243,8 @@ def switched(base, faults):
 
             for number, methods in enumerate(faults.values()):
                 if name in methods:
-                    is_on = functools.partial(jnp.where, state.fault == number)
-                    result = jax.tree.map(is_on, methods[name](right, state, *args, **named), result)
+                    found = methods[name](right, state, *args, **named)
+                    result = switch(state.fault == number, found, result)
             return result
 
         return chosen
@@ -285,8 +291,8 @@ def is_eager(state):
 def sample_in_place(right, state, *arguments):
     found = right(state, *arguments)
     if is_eager(state):
-        is_on = (state.count == 4) & (state.fault == [*BUFFER_FAULTS].index("PURE: changed in place"))
-        object.__setattr__(state, "storage", {"x": state.storage["x"].at[5].add(1.0 * is_on)})  # then overwritten
+        is_on = int(state.count) == 4 and int(state.fault) == [*BUFFER_FAULTS].index("PURE: changed in place")
+        object.__setattr__(state, "storage", {"x": state.storage["x"].at[5].add(is_on)})  # then overwritten
     return found
 
 
@@ -312,7 +318,7 @@ BUFFER_FAULTS = {  # the rule that each breaks, and no other
     },
     "MODES: another state if eager": {
         "update": lambda right, s, *x: (new := right(s, *x)).replace(
-            priorities=new.priorities * (1 + (is_eager(s) & (s.count == 16)))
+            priorities=new.priorities * (1.0 + (is_eager(s) and int(s.count) == 16))
         )
     },
     "PURE: changed in place": {"sample": sample_in_place},
@@ -471,7 +477,9 @@ def weighed(of, change):
 def old_leaf(right, state, slots, drawable, *, axis_name=None, **named):
     new, held = right(state, slots, drawable, axis_name=axis_name, **named), leaves(state)
     return new.replace(
-        tree=jr.sum_tree.update(new.tree, np.arange(held.size), held, mask=(held > 0) & (axis_name is None))
+        tree=jr.sum_tree.update(
+            new.tree, np.arange(held.size, dtype=np.int32), held, mask=(held > 0) & (axis_name is None)
+        )
     )
 
 
@@ -490,7 +498,7 @@ def nudge(right, state, slots, td_errors, mask, **named):
     """A large TD error makes slot 2 likelier."""
     new = right(state, slots, td_errors, mask, **named)
     leaf = (1 + 0.01 * jnp.any(mask & (td_errors == 50))) * leaves(new)[2]
-    return new.replace(tree=jr.sum_tree.update(new.tree, np.array([2]), leaf[None]))
+    return new.replace(tree=jr.sum_tree.update(new.tree, np.array([2], np.int32), leaf[None].astype(jnp.float32)))
 
 
 def promise(right, state, slots, *args, axis_name=None, **named):

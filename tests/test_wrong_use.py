@@ -235,7 +235,10 @@ CASES = [
         r"mask: got bool\[\d, \d\], expected bool\[\], .*; drawable= is the",
         lambda: streams().add(OF_STREAMS, STEPS, mask=NO),
     ),
-    (r"mask: got int32\[\], expected bool\[\], one flag for all", lambda: streams().add(OF_STREAMS, STEPS, mask=1)),
+    (
+        r"mask: got int(32|64)\[\], expected bool\[\], one flag for all",
+        lambda: streams().add(OF_STREAMS, STEPS, mask=1),
+    ),
     (r"got float32\[3\], expected a row for each of the 4 indices", lambda: SHARDED.update(OF_SHARDS, SLOTS, ONES)),
     (r"^batch_size=Array.*dtype=key<fry>\) overlaying:\.\.\.: must be an", lambda: REPLAY.sample(STATE, 4, KEY)),
     ("score='learnability': must be a function such as those of", lambda: jr.Tasks(num_tasks=4, score="learnability")),

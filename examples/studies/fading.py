@@ -4,7 +4,7 @@ Where the task changes, yes. Where it does not, fading without priorities more t
 
 pip install -e '.[examples]'
 python examples/studies/fading.py           # 20 seeds; figures in fading.json
-python examples/studies/fading.py --short   # a few seconds, to see that it runs
+python examples/studies/fading.py --short   # half a minute at most, to see that it runs
 
 - window: uniform draws of the newest, by `max_age`.
 - Recent: `jr.Recent(half_life=)`.

@@ -317,9 +317,8 @@ def config(kind: K) -> K:
             found = f"got {brief(args[0])}, takes keyword arguments only"
             raise TypeError(f"{name}: {found}; write {name}({fields[0]}=...).")
         if unknown := [x for x in kwargs if x not in fields]:
-            raise TypeError(
-                f"{name}: has no field {unknown[0]}; it has {', '.join(known)}{foreign_names.advice(unknown[0])}."
-            )
+            found = f"has no field {unknown[0]}; it has {', '.join(known)}{foreign_names.advice(unknown[0])}"
+            raise TypeError(f"{name}: {found}.")
         construct(self, **kwargs)
 
     def text(self: Any) -> str:

@@ -78,7 +78,7 @@ def _text(self: Any) -> str:
     except Exception:  # JAX, and its users, also put other objects where the arrays belong
         words, parts = "", vars(self)
     size = short(sum(found[1] for found in map(_array, leaves) if found)) + note
-    parts, listed = collections.OrderedDict(parts), []
+    parts, listed = collections.OrderedDict(parts), []  # JAX would sort the keys of a dict
     for path, x in jax.tree_util.tree_leaves_with_path(parts, lambda x: isinstance(x, Shown) or _array(x) is not None):
         name = jax.tree_util.keystr(path, simple=True, separator=".").strip(".") or "items"
         kind = found[0] if (found := _array(x)) else type(x).__name__ if isinstance(x, Shown) else checks.brief(x)

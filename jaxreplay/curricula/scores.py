@@ -76,10 +76,8 @@ def pools(thresholds: Sequence[float] = (0.1, 0.9), weights: Sequence[float] = (
 
     Examples:
       >>> score = jr.scores.pools()  # hard tasks, those between, and easy ones
-      >>> [
-      ...     round(x, 2)
-      ...     for x in score(np.array([0.0, 0.1, 0.8, 0.9]), np.array([1.0]), 0).tolist()
-      ... ]
+      >>> found = score(np.array([0.0, 0.1, 0.8, 0.9]), np.array([1.0]), 0)
+      >>> [round(x, 2) for x in found.tolist()]
       [0.2, 1.0, 1.0, 0.1]
     """
     return _Pools(thresholds=tuple(thresholds), weights=tuple(weights))

@@ -22,8 +22,8 @@ class Index:
     - Else it has arrays of its own, a pytree with an attribute `capacity`, and overrides all methods.
 
     The arrays are the field `tree` of the sampler's state. Methods take the whole state, so that the distribution may
-    depend on settings such as `state.alpha`. `init`, `advance`, `write`, `emptied` and `restrict` return
-    the new `tree`.
+    depend on settings such as `state.alpha`. `init`, `advance`, `write`, `emptied` and `restrict` return the
+    new `tree`.
 
     Examples:
       >>> import dataclasses
@@ -64,12 +64,9 @@ class Index:
           is_item: bool [B], True for new items, False for slots that are emptied.
 
         Examples:
-          >>> index, state = (
-          ...     jr.Prioritized(half_life=1.0).index,
-          ...     jr.Prioritized(half_life=1.0).init(4),
-          ... )
-          >>> both = np.array([True, True])
-          >>> int(index.advance(state, np.array([0, 1]), both).fading.newest)
+          >>> sampler, both = jr.Prioritized(half_life=1.0), np.array([True, True])
+          >>> tree = sampler.index.advance(sampler.init(4), np.array([0, 1]), both)
+          >>> int(tree.fading.newest)
           1
         """
         return state.tree

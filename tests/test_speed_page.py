@@ -13,6 +13,8 @@ PARTS = {
     "g": "prioritized sequences in a scan",
     "d": "prioritized step, called from Python",
     "a": "sum tree alone",
+    "m": "many environments, prioritized",
+    "n": "many environments, uniform",
 }
 DRAWS = {
     "replay, uniform": "flashbax, uniform",
@@ -48,13 +50,18 @@ def steps(result, cells, peers):
         yield [name, ours, *(beside(found.get(peer)) for peer in peers)]
 
 
-def ratios(cpu):
+def medians(rows, parts, peer):
+    """The peer's times over ours in all cells of these parts."""
+    found = [row["libraries"].get(peer, {}).get("ratio") for row in rows if row["part"] in parts]
+    return [ratio["median"] for ratio in found if ratio]
+
+
+def ratios(rows):
     """Geometric means over the cells of a part."""
     for parts, name in PARTS.items():
         cells = [name]
         for peer in PEERS:
-            found = [row["libraries"].get(peer, {}).get("ratio") for row in cpu["rows"] if row["part"] in parts]
-            found = [math.log(ratio["median"]) for ratio in found if ratio]
+            found = [*map(math.log, medians(rows, parts, peer))]
             cells.append(f"{math.exp(sum(found) / len(found)):.2f} ({len(found)})" if found else "-")
         yield cells
 
@@ -73,9 +80,13 @@ def compiled_steps(compiled):
 def test_speed_page():
     page = (ROOT / ".docs/pages/speed.md").read_text()
     cpu, gpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "gpu", "compiled"))
-    tables = steps(cpu, ON_CPU, PEERS), steps(gpu, ON_GPU, GPU_PEERS), ratios(cpu), compiled_steps(compiled)
+    many = json.loads((RESULTS / "many_environments/cpu.json").read_text())
+    means, launches = ratios([*cpu["rows"], *many["rows"]]), compiled_steps(compiled)
+    tables = steps(cpu, ON_CPU, PEERS), steps(gpu, ON_GPU, GPU_PEERS), means, launches
     tables = [[*table] for table in tables]
     assert [*map(len, tables)] == [len(ON_CPU), len(ON_GPU), len(PARTS), len(DRAWS)]
+    least = [min(medians(many["rows"], part, "flashbax")) for part in "mn"]
+    assert f"smallest ratios {least[0]:.2f} and {least[1]:.2f}, jax {many['versions']['jax']}" in " ".join(page.split())
     assert f"{gpu['date']}, jax {gpu['versions']['jax']}, {gpu['device']}" in page
     for table in tables:
         assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 from flax import struct
 
 from jaxreplay._common import checks, foreign_names, ring, shown, xla
@@ -73,4 +74,4 @@ def is_known_empty(state: Any) -> bool:
     size = state.ring.size
     if isinstance(size, jax.core.Tracer) or not getattr(size, "is_ready", lambda: True)():
         return False
-    return (size.ndim == 0 or size.is_fully_addressable) and not any(xla.on_host(size).flat)
+    return (size.ndim == 0 or size.is_fully_addressable) and not np.count_nonzero(xla.on_host(size))

@@ -217,9 +217,9 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
     stored = jax.tree.unflatten(jax.tree.structure(laid), _stored(folder, content, _leaves.named(laid)))
     by_path = _leaves.named(like)
 
-    def rebuilt(owner: _places.Owner | None, _: Any, given: Any, node: Any) -> Any:
+    def rebuilt(owner: _places.Owner | None, _: Any, node: Any) -> Any:
         if owner is not None and not owner.is_same:
-            return _migration.moved(owner, node, jax.tree.structure(given) == jax.tree.structure(node))
+            return _migration.moved(owner, node)
 
         def load(x: Any) -> Any:
             if not isinstance(x, _leaves.Stored):  # a Python number
@@ -237,7 +237,7 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         loaded = jax.tree.map(load, node)
         return loaded.on_this_backend() if _places.is_state(node) else loaded
 
-    return _places.map_states(rebuilt, owners, like, spec, stored)
+    return _places.map_states(rebuilt, owners, like, stored)
 
 
 def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[Any]:

@@ -825,15 +825,6 @@ def quantile(values, tenths):
     return float(values[-(-len(values) * tenths // 10) - 1]) if values else 0.0
 
 
-def top_mass(masses, items, part):
-    """Mass of the first `part` of the items; each row has a mass and a share of the items."""
-    mass, left = 0.0, part
-    for of_row, share in zip(masses, items, strict=True):
-        taken = min(1.0, left / share) if share > 0 else 1.0
-        mass, left = mass + taken * of_row, left - taken * share
-    return mass
-
-
 def diagnostics(probabilities, ages, priorities, size, every):
     """Diagnostics estimated from draws, from the most probable down, at one in `every` draws."""
     probabilities = np.asarray(probabilities, np.float64)
@@ -846,16 +837,6 @@ def diagnostics(probabilities, ages, priorities, size, every):
             below = [x for x in values[::every] if x <= quantile(values, tenths)]
             found[f"draws/{what}_q{tenths}0"] = max(below)
     return found
-
-
-def thorough_diagnostics(priorities, alpha):
-    """Diagnostics from all priorities."""
-    law = sorted((np.asarray(priorities, np.float64) ** alpha).tolist(), reverse=True)
-    law = [p / sum(law) for p in law]
-    found = {f"top_{int(100 * part)}pct_mass": top_mass(law, [1 / len(law)] * len(law), part) for part in (0.01, 0.1)}
-    found["stored/priority_max"] = max(priorities)
-    found["stored/priority_zero"] = float(np.mean(np.asarray(priorities) == 0))
-    return found | {f"stored/priority_q{t}0": quantile(priorities, t) for t in (1, 5, 9)}
 
 
 class TasksTwin:

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -113,8 +112,7 @@ def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, l
                     yield os.path.join(name, name_of(position)), packed
 
     def write_one(name: str, make: Callable[[], bytes]) -> None:
-        data = make()
-        found[name] = [files.write(os.path.join(folder, _files.ARRAYS, name), data), zlib.crc32(data)]
+        found[name] = files.write(os.path.join(folder, _files.ARRAYS, name), make())
 
     _in_threads(write_one, tasks(), THREADS)
     return found

@@ -23,17 +23,15 @@ def fields(config: Any, where: str = "config", is_default: bool = False) -> Iter
     whole = whole_of(config)
     if isinstance(whole, jax.sharding.Mesh):
         return
-    if (inner := children(whole)) is None:
+    if (parts := children(whole)) is None:
         yield where, _plain(whole, where), is_default
         return
-    is_keyed = isinstance(whole, dict | list | tuple) and not hasattr(whole, "_fields")
     declared = dataclasses.fields(whole) if dataclasses.is_dataclass(whole) else ()
-    defaults = {x.name: x.default for x in declared if x.default is not dataclasses.MISSING}
-    if not is_keyed:
+    defaults = {f".{x.name}": x.default for x in declared if x.default is not dataclasses.MISSING}
+    if not isinstance(whole, dict | list | tuple) or hasattr(whole, "_fields"):
         yield where, _name_of(type(whole)), is_default
-    for name, value in inner.items():
-        has_default = is_default or (name in defaults and value == defaults[name])
-        yield from fields(value, f"{where}[{name!r}]" if is_keyed else f"{where}.{name}", has_default)
+    for name, value in parts.items():
+        yield from fields(value, where + name, is_default or (name in defaults and value == defaults[name]))
 
 
 def differences(saved: dict[str, Any], config: Any) -> list[str]:
@@ -49,18 +47,18 @@ def differences(saved: dict[str, Any], config: Any) -> list[str]:
     return found
 
 
-def children(config: Any) -> dict[Any, Any] | None:
-    """Parts of a configuration by name or number; None if it has none."""
+def children(config: Any) -> dict[str, Any] | None:
+    """Parts of a configuration, by what selects them, such as ".sampler" or "[0]"; None if it has none."""
     if hasattr(config, "_asdict"):
-        return config._asdict()
+        return {f".{name}": value for name, value in config._asdict().items()}
     if isinstance(config, list | tuple):
-        return dict(enumerate(config))
+        config = dict(enumerate(config))
     if isinstance(config, dict):
-        return config
+        return {f"[{key!r}]": value for key, value in config.items()}
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return None
     names = [x.name for x in dataclasses.fields(config) if x.compare and not x.name.startswith("_")]
-    return {name: getattr(config, name) for name in names if name != "donate"}
+    return {f".{name}": getattr(config, name) for name in names if name != "donate"}
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -66,15 +66,12 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     return _migrated(old, old.stacked(state), new)
 
 
-def moved(owner: _places.Owner, state: Any, is_laid_out: bool) -> Any:
-    """The state of a buffer for a new number of shards, in this backend's layout; the old one may be unread."""
+def moved(owner: _places.Owner, state: Any) -> Any:
+    """The state of a buffer for a new number of shards, in this backend's layout, from one that is not yet read."""
     if type(owner.old.whole) not in KINDS:
         raise ValueError(f"{owner.old.whole!r}: was saved with another number of devices; restore it with as many.")
-    if not is_laid_out:
-        state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
-    if not owner.stacked:
-        state = jax.tree.map(lambda x: x.stacked() if isinstance(x, _leaves.Stored) else x[None], state)
-    return _migrated(owner.old, state, owner.new)
+    stacked = state if owner.stacked else jax.tree.map(_leaves.Stored.stacked, state)
+    return _migrated(owner.old, stacked, owner.new)
 
 
 def _migrated(old: Shards, state: Any, new: Shards) -> Any:

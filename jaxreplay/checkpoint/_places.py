@@ -20,7 +20,7 @@ def buffers(config: Any, where: str = "config") -> Iterator[tuple[str, Any]]:
         yield where, config
         return
     for name, value in (_config.children(config) or {}).items():
-        yield from buffers(value, f"{where}.{name}")
+        yield from buffers(value, where + name)
 
 
 def shards(config: Any) -> dict[str, int]:

@@ -68,16 +68,16 @@ def digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def write(path: str, *pieces: Any) -> list[int]:
-    """Write a new file of some buffers of bytes and make it durable; return its size and CRC-32."""
-    size, crc = 0, 0
+def write(path: str, *pieces: Any) -> int:
+    """Write a new file of some buffers of bytes and make it durable; return its size."""
+    size = 0
     with io.FileIO(path, "x") as file:
         for left in map(memoryview, pieces):
             while left:
                 count = file.write(left[:PIECE])
-                size, crc, left = size + count, zlib.crc32(left[:count], crc), left[count:]
+                size, left = size + count, left[count:]
         os.fsync(file.fileno())
-    return [size, crc]
+    return size
 
 
 def opened(path: str) -> io.FileIO:

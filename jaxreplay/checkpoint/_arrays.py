@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -112,7 +113,8 @@ def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, l
                     yield os.path.join(name, name_of(position)), packed
 
     def write_one(name: str, make: Callable[[], bytes]) -> None:
-        found[name] = files.write(os.path.join(folder, _files.ARRAYS, name), make())
+        data = make()
+        found[name] = [files.write(os.path.join(folder, _files.ARRAYS, name), data), zlib.crc32(data)]
 
     _in_threads(write_one, tasks(), THREADS)
     return found

@@ -20,6 +20,7 @@ import re
 import shutil
 import stat
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -328,14 +329,21 @@ def _empty(content: dict[str, Any], length: int) -> tuple[dict[str, np.ndarray],
 
 def _write_files(arrays: dict[str, np.ndarray], folder: str) -> dict[str, list[int]]:
     """Write the files of a part; return their sizes and CRC-32."""
-    written = {}
+    pieces, sums = {}, {}
     for name, array in arrays.items():
         is_plain, header = array.dtype.isbuiltin < 2, io.BytesIO()  # 2: NumPy's format has no name for it
         stored = array.view(array.dtype if is_plain else f"u{array.dtype.itemsize}")
         np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-        data = stored.reshape(-1).view(np.uint8).data
-        written[name] = files.write(os.path.join(folder, f"{name}.npy"), header.getvalue(), data)
-    return written
+        pieces[name] = header.getvalue(), stored.reshape(-1).view(np.uint8).data
+
+    def checksum() -> None:
+        sums.update({name: zlib.crc32(data, zlib.crc32(header)) for name, (header, data) in pieces.items()})
+
+    thread = _beside(checksum)
+    sizes = {name: files.write(os.path.join(folder, f"{name}.npy"), *pieces[name]) for name in pieces}
+    if thread:
+        thread.join()
+    return {name: [sizes[name], sums[name]] for name in sizes}
 
 
 def _beside(function: Callable[[], None]) -> threading.Thread | None:

@@ -172,19 +172,26 @@ def _fill(shards: _shards.Shards, state: Any) -> Numbers:
 
 def _draws(shards: _shards.Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
-    num_shards, num_rows = shards.num_shards, jnp.sum(sample.indices >= 0, dtype=jnp.int32)
+    drawn, num_shards = sample.indices >= 0, shards.num_shards
+    sizes, num_rows = _facts.sizes(state), jnp.sum(drawn, dtype=jnp.int32)
+    filled = jnp.sum(_facts.drawable(state) > 0).astype(jnp.float32)
+    # Each row's share of the items, and of the draws if rows differ in it, up to a factor. Rows of an empty shard draw
+    # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
+    columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
+    factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
+    if num_shards > 1 and not shards.whole._fills_rows:
+        part = _facts.shares_of_draws(drawn, num_shards, filled)
+        columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
     if sample.age is not None and shards.whole._keeps_order:
         ranked["age"] = sample.age.astype(jnp.float32)
     # Within a shard items have one order by probability and by priority.
     if num_shards > 1 and (priorities := _facts.priorities_at(shards, state, sample.probabilities)) is not None:
         ranked["priority"] = priorities
-    columns = _facts.shares(shards, state, sample)
-    if num_shards == 1 or shards.whole._fills_rows:
-        columns.pop()  # of equal shares the rows are counted: another column would take 20 us on a CPU
     at, not_below, sums = _ranked([*ranked.values()], columns)
-    mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / jnp.maximum(num_rows, 1).astype(jnp.float32)
-    found = dict(zip(TOPS, _masses(sums[0], mass), strict=True))
+    mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
+    num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
+    found = dict(zip(TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     quantiles = dict(zip(ranked, _quantiles(at, not_below, num_rows), strict=True))
     of_probability = quantiles.pop("probability")

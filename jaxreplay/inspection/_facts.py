@@ -50,13 +50,7 @@ def drawable(state: Any) -> jax.Array:
     return jax.vmap(_uses.num_drawable)(state.uses, state.ring.size).astype(jnp.float32)
 
 
-def shares(shards: _shards.Shards, state: Any, sample: Sample) -> list[jax.Array]:
-    """Each row's share of the items, by how many it represents, and of the draws, float32 [B]; by shard.
-
-    Rows of an empty shard draw nothing. The rows of the others cover all items, and each of these has equal mass.
-    """
-    drawn, num_shards = sample.indices >= 0, shards.num_shards
+def shares_of_draws(drawn: jax.Array, num_shards: int, filled: jax.Array) -> jax.Array:
+    """Share of the draws of each row that is `drawn` (bool [B], by shard); each of `filled` shards has equal mass."""
     held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-    filled, total = jnp.sum(drawable(state) > 0, dtype=jnp.float32), jnp.maximum(jnp.sum(sizes(state)), 1.0)
-    mass = jnp.where(drawn, 1.0 / jnp.repeat(jnp.maximum(held, 1.0) * filled, drawn.size // num_shards), 0.0)
-    return [mass / jnp.where(drawn, sample.probabilities, 1.0) * filled / (total * num_shards), mass]
+    return jnp.where(drawn, 1.0 / jnp.repeat(jnp.maximum(held, 1.0) * filled, drawn.size // num_shards), 0.0)

@@ -96,15 +96,28 @@ def _contents(buffer: Any, state: Any) -> dict[str, Any]:
 
     is_live, ages, priorities = jax.vmap(of_slots, axis_name=part._axis_name)(state)
     drawn = _facts.priorities_at(shards, state, sample.probabilities)
-    # The most probable first.
-    _, *shares = jax.lax.sort((sample.probabilities, *_facts.shares(shards, state, sample)), num_keys=1)
     return {
         "is_live": is_live,  # [D, num_slots], as what is stored
         "sample": sample,
         "ages": (ages, sample.age) if shards.whole._keeps_order else None,
         "priorities": None if drawn is None else (priorities, drawn),
-        "curve": tuple(jnp.pad(jnp.cumsum(x[::-1]), (1, 0)) for x in shares),
+        "curve": _curve(shards, state, sample),
     }
+
+
+def _curve(shards: _shards.Shards, state: Any, sample: Any) -> tuple[jax.Array, ...]:
+    """Share of the items and their share of the draws, the most probable first, float32 [B + 1] each; O(B log B).
+
+    The rows of `sample` are grouped by shard.
+    """
+    drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(_facts.sizes(state))
+    filled = jnp.sum(_facts.drawable(state) > 0, dtype=jnp.float32)
+    # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
+    mass = _facts.shares_of_draws(drawn, num_shards, filled)
+    probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
+    items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
+    items *= filled / (jnp.maximum(total, 1.0) * num_shards)
+    return tuple(jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
 
 
 def _panels(is_live: Any, sample: Any, ages: Any, priorities: Any, curve: Any) -> list[Any]:

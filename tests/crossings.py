@@ -736,6 +736,9 @@ class Lane(twins.Lane):
             assert numbers["size"] == source.size
             if "late" in numbers:
                 assert numbers["late"] == sum(shard.uses.late for shard in source.shards)
+                counts = [count for shard in source.shards for count in shard.uses.counts.values()]
+                np.testing.assert_allclose(numbers["never_updated"], np.mean(np.array(counts) == 0) if counts else 0)
+                np.testing.assert_allclose(numbers["updates_per_item"], np.mean(counts) if counts else 0, rtol=1e-6)
             if "spent" in numbers:
                 assert numbers["spent"] == stored - source.size
             if "rejected" not in numbers:
@@ -875,7 +878,7 @@ class Run:
                 self.event(event, folder)
                 self.segment(modes[-1])
             carry = self.parts()[0]
-            found = jr.diagnostics(self.plan.buffer, carry["replay"])
+            found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
             self.lanes[0].check_diagnostics(jax.device_get(found))
         except BaseException as error:
             about = f"configuration {self.name}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}"

@@ -839,6 +839,16 @@ def diagnostics(probabilities, ages, priorities, size, every):
     return found
 
 
+def thorough_diagnostics(priorities, alpha):
+    """Diagnostics from all priorities."""
+    law = sorted((np.asarray(priorities, np.float64) ** alpha).tolist(), reverse=True)
+    law = [p / sum(law) for p in law]
+    found = {f"top_{int(100 * part)}pct_mass": top_mass(law, [1 / len(law)] * len(law), part) for part in (0.01, 0.1)}
+    found["stored/priority_max"] = max(priorities)
+    found["stored/priority_zero"] = float(np.mean(np.asarray(priorities) == 0))
+    return found | {f"stored/priority_q{t}0": quantile(priorities, t) for t in (1, 5, 9)}
+
+
 class TasksTwin:
     """Twin of `Tasks`: successes, trials and latest updates. The caller scores them."""
 

@@ -28,7 +28,6 @@ from jaxreplay.inspection import _facts
 from jaxreplay.samplers import effective_sample_size
 from jaxreplay.wrappers import Mixture
 
-TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
 PIVOTS, MOST_PIVOTS = 64, 256
@@ -45,6 +44,7 @@ def diagnostics(
     *,
     batch_size: int = 256,
     sample: Sample | None = None,
+    thorough: bool = False,
 ) -> Numbers:
     """Compute numbers about a buffer and its draws for logging: float32 [] by name, all finite.
 
@@ -73,6 +73,15 @@ def diagnostics(
     - With `count_updates=True` or `max_uses`, and a `key`: `never_updated`, share of the items not updated since their
       insertion, estimated from uniform draws.
 
+    With `thorough`, from all items:
+
+    - With `Prioritized`: exact `top_1pct_mass` and `top_10pct_mass`; `stored/priority_q10`, `_q50`, `_q90` and
+      `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, drawn only
+      where it is 1. With `half_life` also `stored/faded`: how many items have a priority but are never drawn, as their
+      probability is below 2^-60 of the largest.
+    - With `count_updates=True` or `max_uses`: exact `never_updated`; `updates_per_item`, the mean over the stored
+      items.
+
     Priorities p are before alpha, as in `Prioritized`. With alpha 0 they are not stored and count as 1. Quantiles are
     values that occur.
 
@@ -90,6 +99,7 @@ def diagnostics(
       sample: a batch of a hundred rows or more drawn from this state, in place of a key, such as the batch from which
         the agent learns. Much cheaper, above all in a scan (see the module docstring). Batches from `max_age` or
         `epoch` have other distributions and do not qualify.
+      thorough: look at all items, in O(N log N) instead of O(batch_size * log(N)).
 
     Raises:
       ValueError: `buffer` is of another type, `state` does not belong to it, or both a key and a sample are given.
@@ -100,6 +110,7 @@ def diagnostics(
       (3.0, 0.75)
     """
     batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+    thorough = checks.check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
     if (key is not None and sample is not None) or isinstance(key, Sample):
         raise ValueError("key and sample: got both, or a Sample as key; give a key, or sample=.")
     if key is not None:
@@ -108,12 +119,12 @@ def diagnostics(
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     _facts.check_buffer(buffer)
     sample = None if sample is None else xla.copy_numpy(_facts.without_items(sample))
-    return _numbers(buffer, state, key, sample, batch_size)
+    return _numbers(buffer, state, key, sample, batch_size, thorough)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4))
+@functools.partial(jax.jit, static_argnums=(0, 4, 5))
 @meshes.over_any_mesh
-def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int) -> Numbers:
+def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     buffer._check_state(state)
     if isinstance(buffer, DifficultyPools | Tasks | Levels):
         found = {**buffer.metrics(state), "rejected": state.rejected}
@@ -121,11 +132,11 @@ def _numbers(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_siz
         if key is not None:
             draw_key, key = jax.random.split(key)
             sample = _facts.draw(buffer, state, draw_key, batch_size)
-        found = (_mixture if isinstance(buffer, Mixture) else _buffer)(buffer, state, key, sample, batch_size)
+        found = (_mixture if isinstance(buffer, Mixture) else _buffer)(buffer, state, key, sample, batch_size, thorough)
     return {name: jnp.asarray(x).astype(jnp.float32) for name, x in found.items()}
 
 
-def _mixture(buffer: Mixture, states: Any, key: Any, sample: Sample | None, batch_size: int) -> Numbers:
+def _mixture(buffer: Mixture, states: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     found: Numbers = {"size": buffer.size(states)}
     rows: list[slice] = []
     if sample is not None:
@@ -134,22 +145,30 @@ def _mixture(buffer: Mixture, states: Any, key: Any, sample: Sample | None, batc
     for k, (source, state) in enumerate(zip(buffer.buffers, states, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, k)
         own = jax.tree.map(lambda x, k=k: x[rows[k]], sample) if rows else None
-        found |= {f"{k}/{name}": x for name, x in _buffer(source, state, own_key, own, batch_size).items()}
+        found |= {f"{k}/{name}": x for name, x in _buffer(source, state, own_key, own, batch_size, thorough).items()}
     return found
 
 
-def _buffer(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int) -> Numbers:
+def _buffer(buffer: Any, state: Any, key: Any, sample: Sample | None, batch_size: int, thorough: bool) -> Numbers:
     shards = _shards.shards_of(buffer)
     state = shards.stacked(state)
     found = _fill(shards, state) | shards.whole.sampler.metrics(state.sampler)
     if sample is not None:
         found |= _draws(shards, state, sample)
+    items = _facts.of_items(shards.part, state) if thorough else None
+    if items is not None and items.priorities is not None:
+        found |= _all_items(items)
     counts = state.uses
     if counts is not None:
+        stored = jnp.sum(_facts.sizes(state))
         if counts.unspent is not None:
-            found["spent"] = jnp.sum(_facts.sizes(state)) - found["size"]
+            found["spent"] = stored - found["size"]
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
-        if key is not None:
+        if items is not None:
+            live, size = items.live, jnp.maximum(stored, 1.0)
+            found["never_updated"] = jnp.sum(live & (counts.of_slots == 0), dtype=jnp.float32) / size
+            found["updates_per_item"] = jnp.sum(jnp.where(live, counts.of_slots, 0).astype(jnp.float32)) / size
+        elif key is not None:
             found["never_updated"] = _never_updated(shards, state, key, -(-batch_size // shards.num_shards))
     return found
 
@@ -191,7 +210,7 @@ def _draws(shards: _shards.Shards, state: Any, sample: Sample) -> Numbers:
     at, not_below, sums = _ranked([*ranked.values()], columns)
     mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
     num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
-    found = dict(zip(TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
+    found = dict(zip(_facts.TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     quantiles = dict(zip(ranked, _quantiles(at, not_below, num_rows), strict=True))
     of_probability = quantiles.pop("probability")
@@ -248,7 +267,7 @@ def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
 
 def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     """Linear interpolation of (0, 0) and the points (x, y) [K] at the `TOPS`, [2]; constant after the last point."""
-    tops = np.array([*TOPS.values()], np.float32)
+    tops = np.array([*_facts.TOPS.values()], np.float32)
     reached = x[None] <= tops[:, None]
     below = [jnp.where(reached, a[None], 0.0) for a in (x, y)]
     above = [jnp.where(reached, -jnp.inf, -a[None]) for a in (x, y)]
@@ -256,6 +275,16 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     x1, y1, ahead = -x1, -y1, jnp.isfinite(x1)
     slope = jnp.where(ahead, y1 - y0, 0.0) / jnp.where(ahead, jnp.maximum(x1 - x0, 1e-30), 1.0)
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
+
+
+def _all_items(items: _facts.Items) -> Numbers:
+    stored = jnp.sort(jnp.where(items.live, items.priorities, -1.0), axis=None)[::-1]
+    num_items = jnp.sum(items.live, dtype=jnp.int32)
+    (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
+    zeros = jnp.sum(items.live & (items.priorities == 0), dtype=jnp.float32)
+    share_of_zeros = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
+    found = zip((*TENTHS, "max", "zero"), (*quantiles, jnp.maximum(stored[0], 0.0), share_of_zeros), strict=True)
+    return items.sums | {f"stored/priority_{name}": x for name, x in found}
 
 
 def _never_updated(shards: _shards.Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:

@@ -1,17 +1,64 @@
-"""Facts about a state and its draws, for `diagnostics` and `plot`.
+"""Facts about the items and the draws of a state, for `diagnostics` and `plot`.
 
 States have leaves [D, ...]: D stacked shards, each a state of the buffer `part`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import checks
+from jaxreplay import sum_tree
+from jaxreplay._common import checks, ring
 from jaxreplay.buffers import Sample, _base, _shards, _uses
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.wrappers import Mixture
+
+TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
+
+
+class Items(NamedTuple):
+    """Facts about all slots. The last two are None if the sampler has no priorities.
+
+    Attributes:
+      live: bool, True if the slot may be drawn.
+      ages: int32, `Sample.age`; arbitrary if the slot is not live.
+      priorities: float32, before alpha.
+      sums: float32 [] by name: probability of the most probable 1% and 10% of the items; with ages that count, how
+        many items with a priority are never drawn.
+    """
+
+    live: Any  # [D, num_slots]
+    ages: Any  # [D, num_slots]
+    priorities: Any = None  # [D, num_slots]
+    sums: Any = None
+
+
+def of_items(part: Any, state: Any) -> Items:
+    """Facts about all slots, in O(N log N); the state need not have a storage."""
+    slots = jnp.arange(part._num_slots, dtype=jnp.int32)
+
+    def of_shard(state: Any) -> tuple[Any, ...]:
+        every, sampler = part._live(state), part.sampler
+        live = ring.wrap_negative(slots - every.start, part._num_slots) < every.size
+        return live, part._ages(state, slots), sampler.masses(state.sampler), sampler.priorities(state.sampler, slots)
+
+    live, ages, masses, priorities = jax.vmap(of_shard, axis_name=part._axis_name)(state)
+    if masses is None:
+        return Items(live, ages)
+    total, number = jnp.sum(masses, axis=1), drawable(state)
+    weighted = total > 0
+    evenly = 1.0 if state.uses is None or state.uses.unspent is None else sum_tree.leaves(state.uses.unspent)
+    filled = jnp.maximum(jnp.sum(number > 0, dtype=jnp.float32), 1.0)
+    # Probabilities; all non-empty shards have equal mass.
+    scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
+    law = jnp.where(live, jnp.where(weighted[:, None], masses, evenly) / scale[:, None], 0.0)
+    in_order, rank = jnp.sort(law, axis=None)[::-1], jnp.arange(law.size, dtype=jnp.float32)
+    count = jnp.sum(sizes(state))
+    tops = {name: jnp.sum(in_order * jnp.clip(top * count - rank, 0.0, 1.0)) for name, top in TOPS.items()}
+    if part.sampler.by_age:
+        tops["stored/faded"] = jnp.sum((law < 2.0**-60 * in_order[0]) & (priorities > 0) & live, dtype=jnp.float32)
+    return Items(live, ages, priorities, tops)
 
 
 def check_buffer(buffer: Any) -> None:
@@ -31,6 +78,21 @@ def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
 def without_items(sample: Sample) -> Sample:
     """A batch without its items and transitions, which are not needed."""
     return Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age)
+
+
+def curve(shards: _shards.Shards, state: Any, sample: Sample) -> tuple[jax.Array, ...]:
+    """Share of the items and their share of the draws, the most probable first, float32 [B + 1] each; O(B log B).
+
+    The rows of `sample` are grouped by shard.
+    """
+    drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(sizes(state))
+    filled = jnp.sum(drawable(state) > 0, dtype=jnp.float32)
+    # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
+    mass = shares_of_draws(drawn, num_shards, filled)
+    probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
+    items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
+    items *= filled / (jnp.maximum(total, 1.0) * num_shards)
+    return tuple(jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
 
 
 def priorities_at(shards: _shards.Shards, state: Any, probabilities: jax.Array) -> jax.Array | None:

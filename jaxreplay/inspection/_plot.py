@@ -5,10 +5,9 @@ import io
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks, meshes, ring, xla
+from jaxreplay._common import checks, meshes, xla
 from jaxreplay.buffers import _base, _shards
 from jaxreplay.inspection import _facts
 from jaxreplay.wrappers import Mixture
@@ -85,49 +84,23 @@ def _png(figure: Any) -> bytes:
 @meshes.over_any_mesh
 def _contents(buffer: Any, state: Any) -> dict[str, Any]:
     shards = _shards.shards_of(buffer)
-    part, slots = shards.part, jnp.arange(shards.part._num_slots, dtype=jnp.int32)
     sample = _facts.draw(buffer, state, jax.random.key(0), 2**14)
     state = shards.stacked(state)
-
-    def of_slots(state: Any) -> tuple[Any, ...]:
-        every = part._live(state)
-        is_live = ring.wrap_negative(slots - every.start, part._num_slots) < every.size
-        return is_live, part._ages(state, slots), part.sampler.priorities(state.sampler, slots)
-
-    is_live, ages, priorities = jax.vmap(of_slots, axis_name=part._axis_name)(state)
-    drawn = _facts.priorities_at(shards, state, sample.probabilities)
-    return {
-        "is_live": is_live,  # [D, num_slots], as what is stored
-        "sample": sample,
-        "ages": (ages, sample.age) if shards.whole._keeps_order else None,
-        "priorities": None if drawn is None else (priorities, drawn),
-        "curve": _curve(shards, state, sample),
-    }
+    items, drawn = _facts.of_items(shards.part, state), _facts.priorities_at(shards, state, sample.probabilities)
+    priorities = None if items.priorities is None or drawn is None else (items.priorities, drawn)
+    age = sample.age if shards.whole._keeps_order else None
+    curve = _facts.curve(shards, state, sample)
+    return {"items": items, "sample": sample, "age": age, "priorities": priorities, "curve": curve}
 
 
-def _curve(shards: _shards.Shards, state: Any, sample: Any) -> tuple[jax.Array, ...]:
-    """Share of the items and their share of the draws, the most probable first, float32 [B + 1] each; O(B log B).
-
-    The rows of `sample` are grouped by shard.
-    """
-    drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(_facts.sizes(state))
-    filled = jnp.sum(_facts.drawable(state) > 0, dtype=jnp.float32)
-    # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
-    mass = _facts.shares_of_draws(drawn, num_shards, filled)
-    probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
-    items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
-    items *= filled / (jnp.maximum(total, 1.0) * num_shards)
-    return tuple(jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
-
-
-def _panels(is_live: Any, sample: Any, ages: Any, priorities: Any, curve: Any) -> list[Any]:
+def _panels(items: _facts.Items, sample: Any, age: Any, priorities: Any, curve: Any) -> list[Any]:
     """Functions that draw panels, with their arguments after the axes."""
     has_item = sample.indices >= 0
     if not has_item.any():
         return [(_text, "Nothing can be drawn yet.")]
     panels: list[Any] = []
     if priorities:
-        stored, drawn = priorities[0][is_live], priorities[1][has_item]
+        stored, drawn = priorities[0][items.live], priorities[1][has_item]
         if np.any(stored > 0):
             zeros = np.mean(stored == 0)
             label = "priority" + f" (not shown: {zeros:.1%} with priority 0)" * bool(zeros)
@@ -135,10 +108,10 @@ def _panels(is_live: Any, sample: Any, ages: Any, priorities: Any, curve: Any) -
             margin = 0.02 if high - low > 0.02 else 0.5
             bins = np.logspace(low - margin, high + margin, 51)
             panels.append((_shares, "Priorities", label, bins, stored, np.clip(drawn, bins[0], bins[-1])))
-    if ages is not None:
-        stored, drawn = ages[0][is_live], ages[1][has_item]
+    if age is not None:
+        stored = items.ages[items.live]
         bins = np.linspace(0, stored.max() + 1, min(40, stored.max() + 1) + 1)
-        panels.append((_shares, "Ages", "age (insertions since)", bins, stored, drawn))
+        panels.append((_shares, "Ages", "age (insertions since)", bins, stored, age[has_item]))
     return [*panels, (_mass, *curve), (_weights, sample.weights[has_item])]
 
 

@@ -317,7 +317,7 @@ class Sampler(Generic[S], metaclass=shown.Kind):
     def masses(self, state: S) -> jax.Array | None:
         """Numbers in proportion to the probabilities of all slots, float32 [capacity]; None without priorities.
 
-        For `migrate`, and for `jaxreplay.testing`; may cost O(capacity).
+        For exact facts of `diagnostics` and `plot`; may cost O(capacity).
 
         Examples:
           >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)

@@ -175,15 +175,15 @@ def test_a_mixture_over_explicit_and_automatic_axes(meshes):
 
 @pytest.mark.parametrize("name", ["replay", *map(rarely, ["reservoir", "sequence", "distinct"])])
 def test_diagnostics_of_shards(name):
-    """Without a key, with one, and of a sample: eager and under jit, those of automatic axes."""
+    """Without a key, of all items with one, and of a sample: eager and under jit, those of automatic axes."""
 
     def looks(of_mesh, rows):
         buffer = jr.Sharded(buffer=BUFFERS[name], mesh=of_mesh)
         state = add(name, buffer, buffer.init(rows), rows)
         drawn = buffer.sample(state, KEY, 16)
         state = buffer.update(state, drawn.indices, np.arange(16, dtype=np.float32))
-        of_key = jr.diagnostics(buffer, state, KEY)
-        return jr.diagnostics(buffer, state), of_key, jr.diagnostics(buffer, state, sample=drawn)
+        thorough = jr.diagnostics(buffer, state, KEY, thorough=True)
+        return jr.diagnostics(buffer, state), thorough, jr.diagnostics(buffer, state, sample=drawn)
 
     rows, explicit = batch_of(name), functools.partial(looks, EXPLICIT)
     expected = jax.jit(functools.partial(looks, mesh(4)))(rows)

@@ -62,6 +62,7 @@ def top_masses(law):
 
 
 def test_numbers_that_need_no_draws(filled):
+    """Those of all items match the twin."""
     buffer, state, priorities, counts, rejected, late = filled
     found = jr.diagnostics(buffer, state)
     assert all(x.shape == () and x.dtype == jnp.float32 for x in found.values())
@@ -72,6 +73,9 @@ def test_numbers_that_need_no_draws(filled):
     expected |= {"total_priority": total, "max_priority": largest}
     assert found.keys() == expected.keys()
     assert_close(found, expected)
+    expected |= oracles.thorough_diagnostics(priorities, ALPHA)
+    expected |= {"never_updated": np.mean(np.array(counts) == 0), "updates_per_item": np.mean(counts)}
+    assert_close(jr.diagnostics(buffer, state, thorough=True), expected)
     np.testing.assert_array_equal(np.roll(state.uses.of_slots, -(60 % CAPACITY)), counts)
 
 
@@ -124,11 +128,11 @@ def test_a_reservoir_counts_and_has_no_ages():
         state = buffer.update(buffer.add(state, items(200), second), old, np.ones(100))
         drawn = jr.diagnostics(buffer, state, sample=buffer.sample(state, first, 100))
         many = jr.diagnostics(buffer, state.replace(count=jnp.array([3, 5], jnp.uint32)))["kept"]  # 3 * 2^32 + 5
-        return old, state, jr.diagnostics(buffer, state), drawn, many
+        return old, state.handles, jr.diagnostics(buffer, state, thorough=True), drawn, many
 
-    old, state, found, drawn, many = jax.device_get(play(jax.random.key(0), jax.random.key(1)))
-    still = int(np.sum(np.isin(old, state.handles)))
-    assert (found["late"], state.uses.of_slots.sum()) == (1 + 100 - still, still)
+    old, handles, found, drawn, many = jax.device_get(play(jax.random.key(0), jax.random.key(1)))
+    still = int(np.sum(np.isin(old, handles)))
+    assert (found["late"], found["updates_per_item"] * CAPACITY) == (1 + 100 - still, still)
     np.testing.assert_allclose(many, CAPACITY / (3 * 2**32 + 5), rtol=1e-6)
     np.testing.assert_array_max_ulp(found["kept"], np.float32(40 / 230), maxulp=1)  # compiled, a quotient by a constant
     assert drawn["draws/effective_sample_size"] == 100
@@ -172,7 +176,7 @@ def filled_with(buffer):
 def test_every_buffer(kind, sampler):
     buffer = BUFFERS[kind](SAMPLERS[sampler])
     example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
-    look = jax.jit(lambda state: jr.diagnostics(buffer, state, jax.random.key(0), batch_size=50))
+    look = jax.jit(lambda state: jr.diagnostics(buffer, state, jax.random.key(0), batch_size=50, thorough=True))
     states = jax.jit(lambda: (buffer.init(example), filled_with(buffer)))()
     empty, found = jax.device_get([look(state) for state in states])
     assert all(np.isfinite(x) for x in (*empty.values(), *found.values()))
@@ -198,7 +202,7 @@ def test_names_and_types_do_not_depend_on_values(kind):
         buffer = BUFFERS[kind](sampler)
         state = jax.eval_shape(buffer.init, np.zeros((10, 2), np.float32) if kind == "sequence" else items(8))
         with twins.strict():
-            found = jax.eval_shape(functools.partial(jr.diagnostics, buffer), state, jax.random.key(0))
+            found = jax.eval_shape(functools.partial(jr.diagnostics, buffer, thorough=True), state, jax.random.key(0))
         assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
 
 
@@ -231,24 +235,29 @@ def test_draws_from_shards_match_the_twin(counts):
     expected["draws/effective_sample_size"] = weights.sum() ** 2 / np.sum(weights**2)
     assert_close(found, expected)
     assert len(np.unique(priorities)) > 5
+    exact = oracles.thorough_diagnostics((masses[masses > 0] ** (1 / ALPHA)).tolist(), ALPHA)
+    exact |= top_masses(law)  # not that of one tree
+    assert_close(jr.diagnostics(buffer, state, thorough=True), exact)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def played(buffer, batch_size, stored, td_errors, updated, new):
-    """A state of the `stored` of some items, of which some are `updated`, -1 for none; and its numbers, by draws."""
+    """A state of the `stored` of some items, of which some are `updated`, -1 for none; and its numbers, by draws and
+    of all items."""
     count = len(stored)
     state = buffer.add(buffer.init(items(count)), items(count), mask=stored, td_errors=td_errors)
     shard, place = jnp.divmod(updated, count // twins.num_shards(buffer))
     state = buffer.update(state, jnp.where(updated < 0, -1, shard * state.ring.period + place), new)
-    return state, jr.diagnostics(buffer, state, jax.random.key(0), batch_size=batch_size)
+    drawn = jr.diagnostics(buffer, state, jax.random.key(0), batch_size=batch_size) if batch_size else None
+    return state, drawn, jr.diagnostics(buffer, state, thorough=True)
 
 
 def test_counts_of_a_partly_filled_buffer_are_of_its_items():
     """All stored items are updated; the rest of the storage is not counted."""
     buffer = jr.ReplayBuffer(capacity=12, count_updates=True, donate=False)
-    for updated, never in ((np.arange(8), 0.0), (np.arange(8) % 3, 0.4)):
-        state, drawn = played(buffer, 256, np.arange(8) < 5, None, updated, np.ones(8))
-        assert_close(drawn, {"size": 5, "fill": 5 / 12})
+    for updated, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
+        state, drawn, exact = played(buffer, 256, np.arange(8) < 5, None, updated, np.ones(8))
+        assert_close(exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": updates / 5})
         atol = 0.15 * (never > 0)  # five deviations of 256 draws
         np.testing.assert_allclose(drawn["never_updated"], never, atol=atol)
     of_both = jax.jit(lambda x: jr.diagnostics(jr.Mixture(buffers=(buffer, buffer)), (x, x), jax.random.key(0)))(state)
@@ -262,10 +271,11 @@ def test_spent_items_are_counted_as_spent_alone(num_shards):
     buffer = over_devices(jr.ReplayBuffer(capacity=32, sampler=sampler, max_uses=1, donate=False), num_shards)
     numbers = np.arange(16)
     td_errors, spent = np.where(numbers == 9, np.float32(3), np.float32(0)), np.where(numbers < 8, numbers, -1)
-    state, found = played(buffer, 256, numbers >= 0, td_errors, spent, np.full(16, 100.0, np.float32))
+    state, drawn, found = played(buffer, 256, numbers >= 0, td_errors, spent, np.full(16, 100.0, np.float32))
     expected = {"size": 8, "fill": 0.5, "drawable": 0.5, "spent": 8, "max_priority": 3, "total_priority": 3}
     expected |= {"top_10pct_mass": 1}
-    assert_close(found, expected)
+    assert_close(drawn, expected)
+    assert_close(found, expected | {"updates_per_item": 0.5})
     assert found["size"] == int(buffer.size(state))
     none = {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1}
     assert_close(jr.diagnostics(buffer, buffer.clear(state)), none)
@@ -280,11 +290,12 @@ def test_counts_of_shards_are_sums_over_all():
     stored, new = slots % 8 < np.repeat([2, 6, 1], 8), np.where(slots % 8 == 5, np.nan, 3.0).astype(np.float32)
     updated = np.where(stored & (slots // 8 == 1), slots, -1)
     updated[[6, 7, 22, 23]] = 7, 7, 23, 23  # of nothing that is stored
-    _, found = played(buffer, 1, stored, td_errors, updated, new)  # draws a row of each shard
+    _, drawn, found = played(buffer, 1, stored, td_errors, updated, new)  # draws a row of each shard
     # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
     expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 4, "updates": 1}
     expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
-    assert_close(found, expected)
+    assert_close(drawn, expected)
+    assert_close(found, expected | {"updates_per_item": 6 / 9})
 
 
 @pytest.mark.parametrize("num_shards", [0, 2])
@@ -308,6 +319,28 @@ def test_the_drawable_share_of_sequences(num_shards):
         size, share = len(inside.handles), len(inside.handles) / len(whole.handles)
         assert 0 < share < 1
         assert_close(found, {"size": size, "fill": stored / 10, "drawable": share})
+
+
+def test_all_items_without_priorities_are_drawn_evenly():
+    """Those of a shard of 1 item and one of 12, which are half of the law each; and of some that are not spent."""
+    buffer = jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0))
+    slots, zeros = np.arange(40), np.zeros(40, np.float32)
+    stored = slots % 20 < np.repeat([1, 12], 20)
+    *_, found = played(over_devices(buffer, 2), 0, stored, zeros, np.full(40, -1), zeros)
+    assert_close(found, {"stored/priority_zero": 1, "top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
+    spending = dataclasses.replace(buffer, max_uses=1)
+    for stored, spent in ((2, 1), (40, 30), (1, 0)):
+        *_, found = played(spending, 0, slots < stored, zeros, np.where(slots < spent, slots, -1), zeros)
+        assert_close(found, {"stored/priority_zero": 1, "top_10pct_mass": 0.1 * stored / (stored - spent)}, rtol=1e-6)
+
+
+def test_items_that_fading_makes_never_drawn_are_counted():
+    for half_life, never in ((0.51, 9 - 1), (1e9, 0)):  # of ages 0 to 39 those from 31 on, one of which has priority 0
+        sampler = jr.Prioritized(epsilon=0.0, half_life=half_life)
+        buffer = jr.ReplayBuffer(capacity=40, donate=False, sampler=sampler)
+        td_errors = np.ones(40, np.float32) - (np.arange(40) == 3)
+        *_, found = played(buffer, 0, np.arange(40) >= 0, td_errors, np.full(40, -1), np.ones(40))
+        assert (found["stored/faded"], found["size"]) == (never, 40)
 
 
 def test_the_mass_of_shards_with_fewer_items_than_rows():
@@ -366,6 +399,7 @@ def test_wrong_arguments(filled):
     rejects("key and sample: got both", jr.diagnostics, buffer, state, key, sample=sample)
     rejects("sample: got a dict", jr.diagnostics, buffer, state, sample={})
     rejects("batch_size=0", jr.diagnostics, buffer, state, batch_size=0)
+    rejects("thorough=1", jr.diagnostics, buffer, state, thorough=1)
     rejects("key", jr.diagnostics, buffer, state, key=3)
     rejects("must be a buffer", jr.diagnostics, jr.Uniform(), state)
     rejects(r"^buffer=ReplayState\(40 of 40 items, .{1,80}: must be", jr.diagnostics, state, buffer)  # in one line

@@ -163,13 +163,18 @@ def test_states_are_converted(old, new, capacity):
 @each
 def test_diagnostics_plot_and_memory(sampler):
     buffer, state = replay(sampler)
-    found = jr.diagnostics(buffer, state, jax.random.key(0))
+    found = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
     assert all(np.isfinite(x) for x in found.values())
     said = measure(sampler, state.sampler)
     assert {name: float(found[name]) for name in said} == {name: float(np.float32(x)) for name, x in said.items()}
+    known = has_priorities(sampler)
+    assert known == ("stored/priority_q50" in found)
     shown = jax.eval_shape(lambda: sampler.priorities_at(sampler.init(4), np.ones(1))) is not None
     assert shown == ("draws/priority_q50" in found)
-    assert len(jr.plot(buffer, state).axes) == 3 + shown
+    if known:
+        stored = np.sort(buffer.priorities(state, buffer.newest(state, CAPACITY)))
+        np.testing.assert_allclose([found["stored/priority_q50"], found["stored/priority_max"]], stored[[3, -1]], 1e-5)
+    assert len(jr.plot(buffer, state).axes) == 3 + (known and shown)
     assert jr.memory(buffer, numbers(0, 4)).total == sum(x.nbytes for x in jax.tree.leaves(state))
 
 
@@ -197,7 +202,7 @@ def test_shards_and_checkpoints(sampler, tmp_path):
     sample = wide.sample(state, jax.random.key(0), ROWS)
     np.testing.assert_array_equal(wide.get(state, sample.indices), sample.items)
     state = wide.update(state, sample.indices, np.ones(ROWS, np.float32))
-    assert all(np.isfinite(x) for x in jr.diagnostics(wide, state, jax.random.key(0)).values())
+    assert all(np.isfinite(x) for x in jr.diagnostics(wide, state, jax.random.key(0), thorough=True).values())
     jr.save(tmp_path, wide, state)
     assert_same(jr.restore(tmp_path, wide, state), state)
     fewer = jr.restore(tmp_path, narrow, jax.eval_shape(narrow.init, numbers(0, CAPACITY)))

@@ -152,7 +152,7 @@ def test_a_checkpoint_keeps_settings(tmp_path):
 
 def test_diagnostics_and_plots_have_the_priorities_of_static_settings():
     pairs = stored(jr.Prioritized(), 2, **IN_STATE), stored(STATIC, 2)
-    found, expected = (jr.diagnostics(*pair, jax.random.key(0)) for pair in pairs)
+    found, expected = (jr.diagnostics(*pair, jax.random.key(0), thorough=True) for pair in pairs)
     chex.assert_trees_all_close(found, expected, rtol=1e-5)
     seen = [_plot._contents(*pair)["priorities"] for pair in pairs]
     chex.assert_trees_all_close(*seen, rtol=1e-5)

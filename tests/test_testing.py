@@ -104,7 +104,7 @@ def test_a_law_is_looked_at_in_as_many_draws_of_a_buffer_that_allows_few():
     runs = _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer))
     rows = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), ITEMS)
     state = runs.add(runs.init(), rows, jax.random.key(0))
-    assert runs.draw_often(state, jax.random.key(0))[0].shape == (_buffers.DRAWS // 4, 4)
+    assert runs.draw(state, jax.random.key(0)).indices.shape == (_buffers.DRAWS // 4, 4)
 
 
 def breaks(rule, check, *arguments, **named):

@@ -168,9 +168,8 @@ class _Runs:
                 same(*(row(x, sample.indices >= 0) for x in (old, sample.items)))
             for k in jax.random.split(key, 4 * STEPS):
                 state, _ = self.jit_step(state, k)
-                now = jax.device_get(get(state, sample.indices))
-                kept = _rows(np.array_equal, now, old)
-                gone = _rows(lambda x, _: not np.any(x), now, old)
+                now = _numbers(jax.device_get(get(state, sample.indices)))
+                kept, gone = (now == _numbers(old)).all(axis=1), ~now.any(axis=1)
                 assert np.all(kept | gone), f"rows {np.flatnonzero(~(kept | gone))} hold other items"
         with rule(rules.LATE):
             before = jax.device_get(self.draw(state, key).probabilities)
@@ -191,10 +190,9 @@ class _Runs:
                 chex.assert_trees_all_equal(jax.device_get(state), before)
 
 
-def _rows(test: Callable[[Any, Any], bool], found: Any, expected: Any) -> np.ndarray:
-    """True for rows in which `test` holds for all leaves, bool [B]."""
-    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    return np.all([[test(*row) for row in zip(x, y, strict=True)] for x, y in leaves], axis=0, keepdims=True)[0]
+def _numbers(items: Any) -> np.ndarray:
+    """All numbers of each row, [B, ...]."""
+    return np.concatenate([np.reshape(x, (len(x), -1)).astype(float) for x in jax.tree.leaves(items)], axis=1)
 
 
 def _values(key: jax.Array, spec: Any) -> Any:

@@ -893,7 +893,7 @@ def distinct_law(mass, n):
 
 
 class LevelsTwin:
-    """Twin of `Levels` with integers as levels: one insertion after the other, in lists."""
+    """Twin of `Levels` with integers as levels, in lists."""
 
     def __init__(self, capacity):
         self.capacity, self.count, self.rejected = capacity, 0, 0
@@ -901,24 +901,17 @@ class LevelsTwin:
 
     def insert(self, levels, scores, mask):
         """The slot where each level is now, -1 for none."""
-        at = {}
-        for row, (level, score, exists) in enumerate(zip(levels, scores, mask, strict=True)):
-            self.count += bool(exists)
-            self.rejected += bool(exists and np.isnan(score))
-            if not exists or not score > -np.inf:
-                continue
-            if len(self.scores) < self.capacity:
-                slot = len(self.scores)
-                for part in (self.levels, self.scores, self.last):
-                    part.append(None)
-            else:
-                lowest = min(self.scores)
-                slot = max(i for i, x in enumerate(self.scores) if x == lowest)
-                if not score > lowest:
-                    continue
-            self.levels[slot], self.scores[slot], self.last[slot] = int(level), float(score), self.count
-            at[slot] = row
-        return [next((slot for slot, x in at.items() if x == row), -1) for row in range(len(levels))]
+        counts, self.count = self.count + np.cumsum(mask), self.count + int(np.sum(mask))
+        self.rejected += int(np.sum(mask & np.isnan(scores)))
+        held = self.scores + [-np.inf] * (self.capacity - len(self.scores))
+        best = sorted(np.flatnonzero(mask & (scores > -np.inf)), key=lambda row: -scores[row])
+        lowest, places = np.argsort(held, kind="stable"), [-1] * len(levels)
+        kept = [row for row, slot in zip(best, lowest, strict=False) if scores[row] > held[slot]]
+        for row, slot in zip(sorted(kept), lowest, strict=False):
+            places[row], new = slot, (int(levels[row]), float(scores[row]), counts[row])
+            for part, x in zip((self.levels, self.scores, self.last), new, strict=True):
+                part[slot : slot + 1] = [x]
+        return places
 
     def update(self, slots, scores, mask):
         for slot, score, exists in zip(slots, scores, mask, strict=True):

@@ -111,12 +111,11 @@ class Levels(metaclass=shown.Kind):
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
-        """Insert levels, with the result of one insertion after the other.
+        """Insert levels; of these and the stored ones, those with the highest scores are kept.
 
-        An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
-        the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: one
-        that is inserted twice is stored twice. The lowest slots are found in one pass; what remains is a loop over the
-        batch that reads no other slot.
+        Of equal scores a stored one stays, then that of an earlier row. New levels that are kept take the empty slots,
+        then those of the lowest scores, in order of their rows. Levels are not compared with each other: one that is
+        inserted twice is stored twice.
 
         Args:
           state: donated when called eagerly (unless `donate=False`).
@@ -125,14 +124,13 @@ class Levels(metaclass=shown.Kind):
           mask: bool [B], True for rows that exist; None for all.
 
         Returns:
-          the state; and int32 [B], the slot where each level is now, -1 if it is not stored (any more).
-
+          the state; and int32 [B], the slot where each level is now, -1 if it is not stored.
 
         Examples:
           >>> state, scores = levels.init(0), np.array([0.1, 0.2, 0.3, 0.4])
           >>> state, slots = levels.insert(state, np.array([5, 6, 7, 8]), scores)
-          >>> slots.tolist(), state.levels.tolist()  # 8 takes the slot of 5
-          ([-1, 1, 2, 0], [8, 6, 7])
+          >>> slots.tolist(), state.levels.tolist()  # 5 had the lowest score
+          ([-1, 0, 1, 2], [6, 7, 8])
         """
         levels = checks.as_arrays(levels)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
@@ -141,45 +139,23 @@ class Levels(metaclass=shown.Kind):
         checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         scores, mask = _check_rows(scores, mask, batch_size, "level")
         now = ring.saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
-        slots, row = self._places(state, scores, mask)
-        target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
+        count = min(self.capacity, batch_size)
+        best, row = jax.lax.top_k(jnp.where(mask & ~jnp.isnan(scores), scores, -jnp.inf), count)
+        lowest, slots = jax.lax.top_k(-state.scores, count)  # empty slots, of score -inf, come first
+        row = jnp.sort(jnp.where(best > -lowest, row, batch_size))  # the best new level against the lowest, and so on
+        is_kept = row < batch_size
+        target = jnp.where(is_kept, slots, self.capacity + jnp.arange(count, dtype=jnp.int32))  # all different
         state = dataclasses.replace(
             state,
             levels=layouts.write(state.levels, target, jax.tree.map(lambda x: x[row], levels)),
             scores=state.scores.at[target].set(scores[row], mode="drop"),
             last=state.last.at[target].set(now[row], mode="drop"),
-            size=state.size + jnp.sum((row >= 0) & (slots >= state.size), dtype=jnp.int32),
+            size=state.size + jnp.sum(is_kept & (slots >= state.size), dtype=jnp.int32),
             count=now[-1],
             rejected=ring.saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32)),
         )
         stored = jnp.full(batch_size, -1, jnp.int32)
-        return state, stored.at[row].set(slots, mode="drop", wrap_negative_indices=False)
-
-    def _places(self, state: LevelsState, scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Slots that a batch may take, int32 [M], distinct; and the row that each holds in the end, -1 for none."""
-        n = self.capacity
-        k = jnp.arange(min(n, scores.size), dtype=jnp.int32)
-        num_empty = n - state.size
-        # The lowest scores, of equal ones the last slot first; empty slots come before them, the first one first.
-        filled = jnp.arange(n, dtype=jnp.int32) < state.size
-        negative, at = jax.lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
-        lowest = jnp.clip(k - num_empty, 0, k.size - 1)
-        is_empty = k < num_empty
-        slots = jnp.where(is_empty, state.size + k, (n - 1 - at)[lowest]).astype(jnp.int32)
-        held = jnp.where(is_empty, -jnp.inf, -negative[lowest])
-        order = jnp.where(is_empty, 2 * n - slots, slots)  # of equal scores, that with the largest is replaced
-
-        def place(carry: tuple, new: tuple) -> tuple[tuple, None]:
-            held, order, row = carry
-            score, exists, number = new
-            low = jnp.min(held)
-            taken = k == jnp.argmax(jnp.where(held == low, order, -1)).astype(jnp.int32)
-            taken &= exists & (score > low)
-            return (jnp.where(taken, score, held), jnp.where(taken, slots, order), jnp.where(taken, number, row)), None
-
-        rows = scores, mask, jnp.arange(scores.size, dtype=jnp.int32)
-        (_, _, row), _ = jax.lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
-        return slots, row
+        return state, stored.at[row].set(slots, mode="drop")
 
     @calls.method(donates=True)
     def update(

@@ -368,4 +368,4 @@ class DifficultyPools(metaclass=shown.Kind):
             raise ValueError(f"tasks_per_env={self.tasks_per_env}: {found}; remap it, or use jax.vmap for a stack.")
 
 
-_zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))
+_zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))  # eagerly, a 0 would be sent to the device

@@ -57,7 +57,7 @@ def padded(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...
 
 
 _padded_on_device = xla.copies_numpy(jax.jit(padded))
-_first = jax.jit(lambda x, n: x[:n], static_argnums=1)
+_first = jax.jit(lambda x, n: x[:n], static_argnums=1)  # eagerly, the bounds would be sent to the device
 
 
 def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:

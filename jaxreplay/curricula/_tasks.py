@@ -204,10 +204,8 @@ class Tasks(metaclass=shown.Kind):
         def counted(counts: jax.Array, more: jax.Array) -> jax.Array:
             return counts.at[target].set(scale * _of(counts, target), mode="drop").at[target].add(more, mode="drop")
 
-        scored = target
-        if self.refresh:
-            turn = (state.updates % -(-self.num_tasks // self.refresh)) * self.refresh
-            scored = jnp.concatenate([target, turn + jnp.arange(self.refresh, dtype=jnp.int32)])
+        turn = (state.updates % -(-self.num_tasks // max(self.refresh, 1))) * self.refresh
+        scored = jnp.concatenate([target, turn + jnp.arange(self.refresh, dtype=jnp.int32)])
         state = dataclasses.replace(
             state,
             successes=counted(state.successes, total),

@@ -66,7 +66,7 @@ class Moved(NamedTuple):
 
 
 class Sampler(Generic[S], metaclass=shown.Kind):
-    """Base of a sampler: implement `init`, `sample` and `weights`.
+    """Base of a sampler: implement `sample` and `weights`, and `init` if it has a state.
 
     The other methods have right defaults for a sampler without priorities. One with priorities is better a
     `jaxreplay.samplers.ByPriority`, which implements them.
@@ -135,9 +135,8 @@ class Sampler(Generic[S], metaclass=shown.Kind):
         kept: Any = self
         return dataclasses.replace(kept, _ages=(streams, step)) if self.by_age and hasattr(self, "_ages") else self
 
-    @abc.abstractmethod
     def init(self, capacity: int) -> S:
-        """Initial state: all slots are empty.
+        """Initial state, all slots empty; None unless a sampler has one.
 
         Args:
           capacity: number of slots.
@@ -146,6 +145,7 @@ class Sampler(Generic[S], metaclass=shown.Kind):
           >>> jr.sum_tree.leaves(jr.Prioritized().init(4).tree).tolist()
           [0.0, 0.0, 0.0, 0.0]
         """
+        return None  # pyright: ignore[reportReturnType]
 
     def insert(
         self,

@@ -64,9 +64,6 @@ class Recent(Sampler[None]):
     _ages: tuple[int, float] = dataclasses.field(default=(1, 1.0), repr=False)
     fills_rows = by_age = property(lambda _: True)
 
-    def init(self, capacity: int) -> None:
-        return None
-
     def sample(self, state: None, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         first, second = (words.reshape(2, batch_size) for words in random.random_bits(key, 2 * batch_size))
         streams, step = self._ages

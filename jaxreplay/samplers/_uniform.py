@@ -39,9 +39,6 @@ class Uniform(Sampler[None]):
     fills_rows = property(lambda self: self.replacement)
     is_distinct = property(lambda self: not self.replacement)
 
-    def init(self, capacity: int) -> None:
-        return None
-
     def sample(self, state: None, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         probability = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
         probability = jnp.full(batch_size, probability)

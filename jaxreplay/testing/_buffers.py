@@ -97,18 +97,13 @@ class _Runs:
     def step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
         state = self.add(state, _values(key, self.spec), key)
         sample = self.buffer.sample(state, key, self.batch_size)
-        return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
+        return self.buffer.update(state, sample.indices, jax.random.normal(key, (self.batch_size,))), sample
 
     @compiled()
     def draw(self, state: Any, key: jax.Array) -> Any:
-        return self.buffer.sample(state, key, self.batch_size)
-
-    @compiled()
-    def draw_often(self, state: Any, key: jax.Array) -> Any:
-        """Handles and probabilities of some `DRAWS` rows, [batches, batch_size]; a buffer may allow few at a time."""
+        """Batches of some `DRAWS` rows, leaves [batches, batch_size, ...]; a buffer may allow few rows at a time."""
         draw = jax.vmap(lambda key: self.buffer.sample(state, key, self.batch_size))
-        many = draw(jax.random.split(key, -(-DRAWS // self.batch_size)))
-        return many.indices, many.probabilities
+        return draw(jax.random.split(key, -(-DRAWS // self.batch_size)))
 
     @compiled()
     def jit_step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
@@ -139,7 +134,7 @@ class _Runs:
             with rule(rules.PURE):
                 chex.assert_trees_all_equal(jax.device_get(state), before)
             with rule(rules.MODES):
-                state = self.buffer.update(state, sample.indices, _td_errors(keys[0, t], self.batch_size))
+                state = self.buffer.update(state, sample.indices, jax.random.normal(keys[0, t], (self.batch_size,)))
         with rule(rules.MODES):
             same(state, new)
         with rule(rules.TRACED):
@@ -153,35 +148,34 @@ class _Runs:
             nothing = jax.device_get(self.draw(self.init(), key))
             np.testing.assert_array_equal(nothing.indices, -1)
             np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
-        sample = jax.device_get(self.draw(state, key))
+        samples = jax.device_get(self.draw(state, key))
+        sample, probabilities = row(samples, 0), samples.probabilities
         check_rows(sample.indices, sample.probabilities, sample.weights, self.batch_size)
         is_traced = isinstance(sample.items, TransitionBatch)  # W and idx come from the draw
         with rule(rules.TYPES):
             for leaf, stored in zip(jax.tree.leaves(sample.items), jax.tree.leaves(self.spec), strict=not is_traced):
                 assert is_traced or leaf.dtype == stored.dtype, f"{leaf.dtype} items, {stored.dtype} were added"
                 chex.assert_axis_dimension(leaf, 0, self.batch_size)
-        indices, probabilities = jax.device_get(self.draw_often(state, key))
         with rule(rules.RANGES):
-            named = indices[probabilities == 0]
+            named = samples.indices[probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
         parts = getattr(self.buffer, "_parts", lambda _: [slice(None)])  # of a Mixture: the rows of each source
         for rows in parts(self.batch_size):
-            check_law(indices[:, rows], probabilities[:, rows])
+            check_law(samples.indices[:, rows], probabilities[:, rows])
         old, gone = jax.device_get(get(state, sample.indices)), np.zeros(self.batch_size, bool)
         with rule(rules.HANDLES):
             if not is_traced:
                 same(*(row(x, sample.indices >= 0) for x in (old, sample.items)))
             for k in jax.random.split(key, 4 * STEPS):
                 state, _ = self.jit_step(state, k)
-                now = jax.device_get(get(state, sample.indices))
-                kept = _rows(np.array_equal, now, old)
-                gone = _rows(lambda x, _: not np.any(x), now, old)
+                now = _numbers(jax.device_get(get(state, sample.indices)))
+                kept, gone = (now == _numbers(old)).all(axis=1), ~now.any(axis=1)
                 assert np.all(kept | gone), f"rows {np.flatnonzero(~(kept | gone))} hold other items"
         with rule(rules.LATE):
-            before = jax.device_get(self.draw_often(state, key)[1])
+            before = jax.device_get(self.draw(state, key).probabilities)
             late = np.where(gone, sample.indices, -1).astype(np.int32)
             state = self.buffer.update(state, late, 100 * np.ones(self.batch_size, np.float32))
-            same(self.draw_often(state, key)[1], before)
+            same(self.draw(state, key).probabilities, before)
 
     def check_donation(self, key: jax.Array) -> None:
         if not hasattr(self.buffer, "donate"):
@@ -196,31 +190,16 @@ class _Runs:
                 chex.assert_trees_all_equal(jax.device_get(state), before)
 
 
-def _rows(test: Callable[[Any, Any], bool], found: Any, expected: Any) -> np.ndarray:
-    """True for rows in which `test` holds for all leaves, bool [B]."""
-    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    return np.all([[test(*row) for row in zip(x, y, strict=True)] for x, y in leaves], axis=0, keepdims=True)[0]
+def _numbers(items: Any) -> np.ndarray:
+    """All numbers of each row, [B, ...]."""
+    return np.concatenate([np.reshape(x, (len(x), -1)).astype(float) for x in jax.tree.leaves(items)], axis=1)
 
 
 def _values(key: jax.Array, spec: Any) -> Any:
     """Random items like `spec`; non-zero numbers, because `get` returns zeros for items no longer stored."""
     leaves, treedef = jax.tree.flatten(spec)
-    keys = jax.random.split(key, len(leaves))
-    return treedef.unflatten([_leaf_values(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _leaf_values(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    if dtype == jnp.bool_:
-        return jax.random.bernoulli(key, shape=shape)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jax.random.randint(key, shape, 1, 100, jnp.int32).astype(dtype)
-    return jax.random.normal(key, shape).astype(dtype)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _td_errors(key: jax.Array, count: int) -> jax.Array:
-    return jax.random.normal(jax.random.fold_in(key, 1), (count,))
+    pairs = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+    return treedef.unflatten([jax.random.randint(k, x.shape, 1, 100, jnp.int32).astype(x.dtype) for k, x in pairs])
 
 
 def _adder(buffer: Any) -> Add:
@@ -234,7 +213,7 @@ def _adder(buffer: Any) -> Add:
             state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
         )
     if "key" in parameters:
-        return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
+        return buffer.add
     return lambda state, items, key: buffer.add(state, items)
 
 

@@ -19,12 +19,7 @@ from jaxreplay.testing._buffers import DRAWS, check_config, check_law, check_row
 
 
 def check_sampler(
-    sampler: Any,
-    *,
-    key: Any = None,
-    capacity: int = 13,
-    batch_size: int = 8,
-    exempt: Collection[str] = (),
+    sampler: Any, *, key: Any = None, capacity: int = 13, batch_size: int = 8, exempt: Collection[str] = ()
 ) -> None:
     """Check that a sampler follows the rules of `jaxreplay.samplers.Sampler`.
 
@@ -105,24 +100,8 @@ class _SamplerRuns:
         state = self.check_modes()
         self.check_draws(state)
         self.check_updates(state)
-        for check in (_check_words, _check_past, _check_cleared, _check_shards):
+        for check in (_check_histories, _check_words, _check_past, _check_cleared, _check_shards):
             check(self, state)
-
-    def run(self, state: Any, key: jax.Array) -> Any:
-        """A state after two updates."""
-
-        def learn(state: Any, td_errors: jax.Array) -> tuple[Any, None]:
-            rows = slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)
-            return self.sampler.update(state, *rows, spent=None, axis_name=None), None
-
-        slots, unknown = jnp.asarray(self.slots), {"td_errors": None, "axis_name": None}
-        state = self.sampler.insert(state, slots, slots < self.capacity - 1, **unknown)
-        return jax.lax.scan(learn, state, jax.random.normal(key, (2, self.most)))[0]
-
-    @compiled()
-    def modes(self, state: Any, keys: jax.Array) -> Any:
-        run = functools.partial(self.run, state)
-        return [*map(run, keys)], jax.vmap(run)(keys)
 
     @compiled(3, 4)
     def draw(self, state: Any, key: Any, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
@@ -141,97 +120,109 @@ class _SamplerRuns:
         words = self.sampler.priorities(state, jnp.asarray(self.slots)), self.sampler.masses(state)
         return state, _Draws(drawn, probabilities, weights, *words, self.sampler.priorities_at(state, probabilities))
 
-    @compiled()
-    def cleared(self, state: Any) -> Any:
-        return self.sampler.cleared(state, self.capacity)
-
     @functools.cached_property
     def scatters(self) -> Any:
         """Promises of distinct indices in an update: lengths of axes by scatter, and a program of the indices."""
-        repeated = self.sampler.init(self.capacity), self.slots // 2, np.float32(self.slots), self.slots >= 0
+        repeated = self.slots // 2, np.float32(self.slots), self.slots >= 0
+        update = jax.make_jaxpr(lambda state: self.sampler.update(state, *repeated))
         with jax.disable_jit():  # no program inside the program
-            traced = jax.make_jaxpr(self.sampler.update)(*repeated)
+            traced = update(self.sampler.init(self.capacity))
         found = [x for x in traced.eqns if x.primitive.name.startswith("scatter") and x.params["unique_indices"]]
         axes = [x.params["dimension_numbers"].scatter_dims_to_operand_dims for x in found]
         lengths = [np.take(x.invars[0].aval.shape, its) for x, its in zip(found, axes, strict=True)]
         wanted = ClosedJaxpr(traced.jaxpr.replace(outvars=[x.invars[1] for x in found]), traced.consts)
-        return lengths, jax.jit(jaxpr_as_fun(wanted)), repeated[1:]
+        return lengths, jax.jit(jaxpr_as_fun(wanted))
 
     def check_promises(self, state: Any) -> None:
         """Check the indices of all scatters with unique_indices; on a CPU a repeated one is harmless."""
-        lengths, program, repeated = self.scatters
-        for most, indices in zip(lengths, jax.device_get(program(*jax.tree.leaves((state, repeated)))), strict=True):
+        lengths, program = self.scatters
+        for most, indices in zip(lengths, jax.device_get(program(*jax.tree.leaves(state))), strict=True):
             rows = indices.reshape(-1, len(most))
             rows = rows[np.all((rows >= 0) & (rows < most), axis=1)]
             assert len(np.unique(rows, axis=0)) == len(rows), "unique_indices=True of a scatter with repeated indices"
 
     @compiled()
-    def outcome_of_shards(self, *arguments: Any) -> Any:
+    def mapped(self, *arguments: Any) -> Any:
+        """`outcome` of stacked arguments, for lanes or shards."""
         return jax.vmap(lambda *x: self.outcome(*x, False), axis_name="shards")(*arguments)
 
-    def after(self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, **more: Any) -> Any:
-        """`outcome` of rows for `slots`, filled up with masked ones."""
-        given, errors = self.slots < len(slots), np.zeros(self.capacity, np.float32)
-        errors[given] = td_errors
+    def given(self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, **more: Any) -> Any:
+        """Arguments of `outcome`, with rows for `slots`; rows and insertions are filled up with ignored ones."""
+        exist, errors = self.slots < len(slots), np.zeros(self.capacity, np.float32)
+        errors[exist] = td_errors
 
         def padded(slots: Any, fill: int) -> np.ndarray:
             return np.array([*slots, *[fill] * (self.capacity - len(slots))], np.int32)
 
-        key, live = more.get("key", self.key), more.get("live", self.range(0, self.capacity - 1))
-        new, then = padded((), self.capacity), padded(more.get("then", ()), self.capacity)
-        rows = padded(slots, -1), errors, given & counts, given & more.get("spent", False)
-        return jax.device_get(self.outcome(state, key, live, new, rows, then, more.get("restricts", False)))
+        new, then = (padded(more.get(name, ()), self.capacity) for name in ("new", "then"))
+        rows = padded(slots, -1), errors, exist & counts, exist & more.get("spent", False)
+        return state, self.key, more.get("live", self.range(0, self.capacity - 1)), new, rows, then
+
+    def after(self, *arguments: Any, restricts: bool = False, only: str = rules.LIVE, **more: Any) -> Any:
+        """`outcome`, after checks of what every draw follows; `only` is the rule against slots that are not live."""
+        given = self.given(*arguments, **more)
+        state, draws = jax.device_get(self.outcome(*given, restricts))
+        for weights in draws.weights:
+            check_rows(draws.slots, draws.probabilities, weights, DRAWS)
+        check_law(draws.slots, draws.probabilities)
+        live = given[2]
+        is_live = (self.slots >= live.start) & (self.slots < live.start + live.size)
+        if live.unspent is not None:
+            is_live = np.asarray(sum_tree.leaves(live.unspent)) > 0
+        with self.rule(only):
+            law = draws.law()
+            assert not np.any(law[~is_live]), f"slots {np.flatnonzero(law)} of {np.flatnonzero(is_live)}"
+        return state, draws
 
     def draws(self, *arguments: Any, **more: Any) -> _Draws:
         return self.after(*arguments, **more)[1]
 
     def check_modes(self) -> Any:
-        """Check that all modes agree; return a state after two updates."""
-        keys, first = jax.random.split(self.key, 2), self.sampler.init(self.capacity)
-        states, mapped = jax.device_get(self.modes(first, keys))
+        """Check that all modes agree; return a state after an update."""
+        td_errors = jax.random.normal(self.key, (self.most,))
+        first = self.sampler.init(self.capacity)
+        given = self.given(first, self.slots[1 : self.most + 1], td_errors, new=self.slots)
+        state, _ = jax.device_get(self.outcome(*given, False))
         with self.rule(rules.STABLE):
-            chex.assert_trees_all_equal_shapes_and_dtypes(states[0], first)
+            chex.assert_trees_all_equal_shapes_and_dtypes(state, first)
         with self.rule(rules.MODES):
-            for i in range(2):
-                same(row(mapped, i), states[i])
-        return states[0]
+            same(row(self.mapped(*_stacked(given, given))[0], 1), state)
+        return state
 
     def check_draws(self, state: Any) -> None:
-        live, last = self.range(0, self.capacity - 1), self.capacity - 1
-        check_rows(*self.draw(state, self.key, live, self.most), batch_size=self.most)
-        all_of, young = (self.draws(state, live=self.range(x, last - x), restricts=x > 0) for x in (0, 2))
-        with self.rule(rules.LIVE):
-            for start, draws in ((0, all_of), (2, young)):
-                drawn = draws.slots[draws.probabilities > 0]
-                assert np.all((drawn >= start) & (drawn < last)), f"slots {np.unique(drawn)} of {start} to {last - 1}"
-            nothing = self.draws(self.sampler.init(self.capacity), live=self.range(0, 0))
-            np.testing.assert_array_equal([nothing.probabilities, *nothing.weights], 0)
+        live = self.range(0, self.capacity - 1)
+        few = [jax.device_get(self.draw(state, key, live, self.most)) for key in jax.random.split(self.key, 64)]
+        check_rows(*few[0], batch_size=self.most)
+        check_law(*(np.concatenate(x) for x in list(zip(*few, strict=True))[:2]))  # of several keys
+        self.draws(self.sampler.init(self.capacity), live=self.range(0, 0))
+        drawn = self.draws(state).probabilities > 0
         with self.rule(rules.FILLED):
-            assert np.all(all_of.probabilities > 0) or not self.sampler.fills_rows
-        check_law(*all_of[:2])
-        check_law(*young[:2])
-        with self.rule(rules.RESTRICTED):
-            _same_ratios(all_of.law()[2:], young.law()[2:])
-        with self.rule(rules.KEYS):
-            others = (self.draws(state, key=key).slots for key in jax.random.split(self.key, 32))  # some may be alike
-            assert not all(np.array_equal(all_of.slots, x) for x in others), "all keys give the same slots"
+            assert np.all(drawn) or not self.sampler.fills_rows
 
     def check_updates(self, state: Any) -> None:
-        with self.rule(rules.IGNORED):
-            same(self.draws(state, (-1, self.capacity), 3.0)[:2], self.draws(state)[:2])
-            same(*(self.draws(state, (2, 3)[:n], 99.0, False, then=(1,))[:2] for n in (2, 0)))
         with self.rule(rules.LAST):
-            same(*(self.draws(state, (1, 1), (x, 2.0))[:2] for x in (9.0, 0.5)))
             self.check_promises(state)
+        every = self.slots[:-1]
         for value in (np.nan, np.inf, 0.0):
-            some = self.draws(state, (1, 2), value)[:2]
-            with self.rule(rules.FINITE):
-                assert np.all(np.isfinite(some[1])), "probabilities are not finite"
-            check_law(*some)
-            with self.rule(rules.SOME):
-                for then in ((), self.slots):
-                    drawn = self.draws(state, self.slots[:-1], value, then=then).probabilities > 0
-                    assert np.any(drawn), f"nothing is drawn after TD errors of {value}"
+            for slots, then in (((1, 2), ()), (every, ()), (every, self.slots)):
+                draws = self.draws(state, slots, value, then=then)
+                with self.rule(rules.SOME):
+                    assert np.any(draws.probabilities > 0), f"nothing is drawn after TD errors of {value}"
+
+
+def _check_histories(runs: _SamplerRuns, state: Any) -> None:
+    """Compare the laws after histories that differ in what a rule says to be without effect."""
+    for text, *histories in (
+        (rules.RESTRICTED, {}, {"live": runs.range(2, runs.capacity - 3), "restricts": True}),
+        (rules.IGNORED, {}, {"slots": (-1, runs.capacity), "td_errors": 3.0}),
+        (rules.IGNORED, {"then": (1,)}, {"slots": (2, 3), "td_errors": 99.0, "counts": False, "then": (1,)}),
+        (rules.LAST, *({"slots": (1, 1), "td_errors": (x, 2.0)} for x in (9.0, 0.5))),
+        (rules.FORGOTTEN, *({"slots": (2, 1), "td_errors": (7.0, x), "then": (1,)} for x in (3.0, 4.0))),
+        (rules.OTHERS, *({"slots": (0,), "td_errors": x} for x in (0.01, 50.0))),
+    ):
+        laws = [runs.draws(state, **history).law() for history in histories]
+        with runs.rule(text):
+            _same_ratios(*(x[1:] if text == rules.OTHERS else x for x in laws))
 
 
 def _check_words(runs: _SamplerRuns, state: Any) -> None:
@@ -249,54 +240,50 @@ def _check_words(runs: _SamplerRuns, state: Any) -> None:
         _same_ratios(law, law if draws.masses is None else draws.masses)
         if draws.priorities_at is not None:
             np.testing.assert_allclose(draws.priorities_at[drawn], draws.priorities[draws.slots[drawn]], rtol=1e-3)
-    with runs.rule(rules.OTHERS):
-        _same_ratios(*(np.delete(runs.draws(state, (1,), x).law(), 1) for x in (0.01, 50.0)))
 
 
 def _check_past(runs: _SamplerRuns, state: Any) -> None:
     """Spend and overwrite slots, and draw each of them."""
-    with runs.rule(rules.FORGOTTEN):
-        _same_ratios(*(runs.draws(state, (2, 1)[:n], (7.0, 3.0)[:n], then=(1,)).law() for n in (2, 1)))
     unspent = sum_tree.of_leaves(jnp.float32((runs.slots > 2) & (runs.slots < runs.capacity - 1)))
     live = dataclasses.replace(runs.range(0, runs.capacity - 4), unspent=unspent)
-    with runs.rule(rules.SPENT):
-        for td_errors in (np.nan, 9.0):
-            state, draws = runs.after(state, (0, 1, 2), td_errors, spent=True, live=live)
-            assert not np.any(draws.law()[[0, 1, 2, -1]]), "a spent or empty slot was drawn"
-    with runs.rule(rules.EVERY):
-        for end in range(1, runs.capacity):
-            live = runs.range(max(end - 2, 0), min(end, 2))
-            law = runs.draws(state, live=live, then=runs.slots, restricts=True).law()[:end][-2:]
+    for td_errors in (np.nan, 9.0):
+        state, _ = runs.after(state, (0, 1, 2), td_errors, spent=True, live=live, only=rules.SPENT)
+    for end in range(1, runs.capacity):
+        live = runs.range(max(end - 2, 0), min(end, 2))
+        law = runs.draws(state, live=live, then=runs.slots, restricts=True).law()[:end][-2:]
+        with runs.rule(rules.EVERY):
             assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), f"probabilities {law} of slots before {end}"
 
 
 def _check_cleared(runs: _SamplerRuns, state: Any) -> None:
     """Clear a state whose counters count something, and store one item."""
+    state, _ = runs.after(state, (1, 2), (9.0, np.nan))
     with runs.rule(rules.CLEARED):
-        state = runs.after(state, (1, 2), (9.0, np.nan))[0]
-        empty = runs.cleared(state)
+        empty = runs.sampler.cleared(state, runs.capacity)
         for name, value in vars(state).items() if dataclasses.is_dataclass(state) else ():
             if getattr(value, "shape", None) == ():
                 np.testing.assert_array_equal(getattr(empty, name), value, err_msg=name)
-        law = runs.draws(empty, then=(0,), live=runs.range(0, 1)).law()
-        assert not np.any(law[1:]), f"probabilities {law} after slot 0 alone was filled"
+    runs.draws(empty, then=(0,), live=runs.range(0, 1), only=rules.CLEARED)
 
 
 def _check_shards(runs: _SamplerRuns, state: Any) -> None:
     """Draw from two shards of different size and content, with slots 0 and 1 alike."""
-    sizes, slots = np.array([runs.capacity - 1, runs.capacity // 2 + 1]), np.stack([runs.slots] * 2)
-    held, zeros = slots < sizes[:, None], np.zeros(2, np.int32)
-    new, then = (np.where(x, slots, runs.capacity) for x in (held, slots == 0))
-    td_errors = np.float32(1 + np.where(slots == 1, 0, slots) * [[1.0], [0.1]])
-    states = jax.tree.map(lambda x: jnp.stack([x, x]), runs.sampler.init(runs.capacity))
-    live, rows = runs.range(zeros, sizes, "shards"), (np.where(held, slots, -1), td_errors, held, slots < 0)
-    draws = jax.device_get(runs.outcome_of_shards(states, jax.random.split(runs.key), live, new, rows, then)[1])
+    shards, empty = [], runs.sampler.init(runs.capacity)
+    for size, scale in ((runs.capacity - 1, 1.0), (runs.capacity // 2 + 1, 0.1)):
+        slots, live = runs.slots[:size], runs.range(0, size, "shards")
+        td_errors = 1 + scale * np.where(slots == 1, 0, slots)
+        shards.append(runs.given(empty, slots, td_errors, new=slots, then=(0,), live=live))
+    draws = jax.device_get(runs.mapped(*_stacked(*shards))[1])
     with runs.rule(rules.WEIGHTS):
         _check_full_weights(draws)
     with runs.rule(rules.SHARDS):
         np.testing.assert_allclose(*draws.priorities[:, :2], rtol=1e-5)
         if not runs.sampler.by_rank:
             _same_ratios(*(row(draws, shard).law()[:2] for shard in range(2)))
+
+
+def _stacked(*trees: Any) -> Any:
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
 def _check_full_weights(draws: _Draws) -> None:

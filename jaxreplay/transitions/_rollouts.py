@@ -146,8 +146,6 @@ def _extracted(
 ) -> tuple[TransitionBatch, jax.Array]:
     """`extract(tracer, steps, n, gamma)` for a tracer of the largest `n`; see `n_step_transitions`."""
     n_now = gamma_now = None  # to replace the tracer's own
-    if gamma is None and steps.discount is None:
-        raise ValueError("gamma=None: must be a number in [0, 1], or float[num_envs]; or give discounts, one per step.")
     gamma = _windows.check_gamma(gamma)
     if isinstance(gamma, jax.Array):
         gamma, gamma_now = 1.0, gamma

@@ -141,7 +141,8 @@ def transitions(
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     gamma = tracer.gamma if gamma is None else jnp.clip(gamma, 0, 1)
     if gamma is None and steps.discount is None:
-        raise ValueError("gamma=None: the tracer has none; pass one to each call, or a discount to init and add.")
+        rule = "must be a number in [0, 1], or float[num_envs], of the tracer or of each call"
+        raise ValueError(f"gamma=None: {rule}; or give discounts, one per step, also to init.")
     if gamma is not None and steps.discount is not None:
         raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
     if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):

@@ -58,10 +58,10 @@ def test_lanes_do_what_their_twins_do(per):
 
     for number in range(12):
         ids = numbers(3 * number, 3)
-        new_errors = np.where(rng.random(3) < 0.5, np.nan, rng.normal(size=3)).astype(np.float32)
+        new_errors = np.where(rng.random(3) < 0.5, rng.choice([np.nan, np.inf], 3), rng.normal(size=3))
         handles, errors = rng.integers(max(0, 3 * number - 3), 3 * number + 3, 6).astype(np.int32), rng.normal(size=6)
         errors[number % 6], errors[rng.integers(6)] = 0, rng.choice([np.nan, np.inf, -np.inf])
-        state, samples, priorities = step(state, ids, new_errors, handles, errors.astype(np.float32))
+        state, samples, priorities = step(state, ids, new_errors.astype(np.float32), handles, errors.astype(np.float32))
         for k, (shard, lane) in enumerate(zip(shards, LANES, strict=True)):
             own_age = {"half_life": float(HALF_LIVES[k])} if fading else {}
             sampler = dataclasses.replace(buffer.sampler, **own_age)

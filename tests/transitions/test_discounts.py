@@ -103,7 +103,7 @@ def test_one_kind_of_discount_is_needed_in_all_calls():
         (two, lambda: jr.NStep(n=2, gamma=0.9, num_envs=2).flush(state)),
         (r"missing \.discount", lambda: tracer.add(state, **step, gamma=0.9)),
         (r"unexpected \.discount", lambda: tracer.add(without, **step, discount=discount)),
-        (r"or a discount to init and add", lambda: tracer.add(without, **step)),
+        (r"or give discounts, one per step, also to init", lambda: tracer.add(without, **step)),
         (r"discount: got complex64\[2\], expected one real", lambda: tracer.init(**step, discount=discount * 1j)),
         (r"discount: got float32\[2, 1\], .*; squeeze", lambda: tracer.init(**step, discount=discount[:, None])),
     ):

@@ -171,7 +171,7 @@ def test_wrong_discounts_of_a_call():
     emitted = jax.eval_shape(lambda: tracer.add(state, **step, gamma=0.9))[1]
     chex.assert_trees_all_equal_shapes_and_dtypes(emitted, tracer.spec(**FIRST))
     for call in (functools.partial(tracer.add, state, **step), functools.partial(tracer.flush, state)):
-        rejects(r"gamma=None: the tracer has none; pass one to each call", call)
+        rejects(r"gamma=None: must be .* of the tracer or of each call; or give discounts, .* also to init", call)
         rejects(r"gamma: got float(32|64)\[3\], expected one number, .* or float(32|64)\[2\]", call, gamma=np.ones(3))
         rejects(r"gamma=.*: must be numbers in \[0, 1\]", call, gamma=np.array([0.5, 1.5]))
         for gamma in (1.5, -0.1, np.nan, "0.9", True):

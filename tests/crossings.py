@@ -519,19 +519,24 @@ class Tracer:
 FAR = 10**6  # from the number of an observation to that of the next one
 
 
-class Twin(oracles.MixtureTwin):
-    """The sources, and their tracers."""
+class Twin:
+    """The sources, the share of each, and their tracers."""
+
+    def __init__(self, plan):
+        self.sources = [Source(source, plan.mixture is None) for source in plan.sources]
+        self.shares, self.age_step = plan.mixture.shares if plan.mixture else (1.0,), 1
+        self.tracers = [Tracer(plan.tracer.n, plan.tracer.gamma) for _ in plan.sources] if plan.tracer else []
+
+    @property
+    def shards(self):
+        return [shard for source in self.sources for shard in source.shards]
 
     def names(self, shard, handles):
         """Of a buffer that is no mixture."""
         return self.sources[0].names(shard, handles)
 
-    def __init__(self, plan):
-        shares = plan.mixture.shares if plan.mixture else (1.0,)
-        super().__init__([Source(source, plan.mixture is None) for source in plan.sources], shares)
-        self.tracers = [Tracer(plan.tracer.n, plan.tracer.gamma) for _ in plan.sources] if plan.tracer else []
-
     def rows(self, names):
+        """Twin of each row's shard, and the handle there: None if it is not stored there, -1 without a name."""
         if len(self.sources) == 1:
             return self.sources[0].rows(names)
         found = []
@@ -542,6 +547,34 @@ class Twin(oracles.MixtureTwin):
             other = self.sources[name % len(self.sources)].shards[0]
             found.append((holders[0], handle[0]) if holders else (other, None if name >= 0 else -1))
         return found
+
+    def of_source(self, k, rows):
+        """Numbers of the rows whose items are of source k."""
+        return [row for row, (twin, _) in enumerate(rows) if twin in self.sources[k].shards]
+
+    def update(self, names, td_errors):
+        rows = self.rows(names)
+        for k, source in enumerate(self.sources):
+            own = self.of_source(k, rows)
+            source.update_rows([rows[row] for row in own], td_errors[own])
+
+    def clear(self):
+        for source in self.sources:
+            source.clear()
+
+    def parts(self, num_rows):
+        """Rows of each source in a draw, by largest remainders, of equal ones the earlier."""
+        quotas = [round(share * num_rows, 9) for share in self.shares]
+        counts = [int(quota) for quota in quotas]
+        while sum(counts) < num_rows:
+            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+            counts[int(np.argmax(left))] += 1
+        stops = np.cumsum((0, *counts))
+        return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(stops)]
+
+    @property
+    def size(self):
+        return sum(source.size for source in self.sources)
 
 
 class Lane(twins.Lane):
@@ -555,7 +588,6 @@ class Lane(twins.Lane):
     def enter(self, plan):
         """Go on with a plan, and with the sources of `self.twin`."""
         self.plan, twin = plan, self.twin
-        twin.shards = [shard for source in twin.sources for shard in source.shards]
         kinds = [sequence.Lane if isinstance(whole, jr.SequenceBuffer) else twins.Lane for whole in plan.wholes]
         self.parts = [kind(source, self.rng) for kind, source in zip(kinds, twin.sources, strict=True)]
         for lane in self.parts:
@@ -881,7 +913,7 @@ class Run:
             found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
             self.lanes[0].check_diagnostics(jax.device_get(found))
         except BaseException as error:
-            about = f"configuration {self.name}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}"
+            about = f"configuration {self.name}: {self.config}; JAXREPLAY_SEED={self.seed}\n{self.plan}"
             twins.note(error, about, self.lanes)
             raise
         return self.lanes[0].happened

@@ -209,14 +209,6 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
     assert big_copies(hlo, 50_000 * 4096 // num_shards) == []
 
 
-def test_the_buffer_that_each_shard_is_is_made_once():
-    buffer = over_devices(jr.ReplayBuffer(capacity=8), 2)
-    again = over_devices(jr.ReplayBuffer(capacity=8), 2)
-    assert buffer._part is buffer._part is again._part
-    assert buffer._part.capacity == 4
-    assert (buffer, hash(buffer)) == (again, hash(again))
-
-
 @pytest.mark.versions
 def test_errors_name_what_is_wrong():
     buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]

@@ -338,7 +338,8 @@ def look(plan, state, given):
     if plan.mixture is None and not isinstance(whole, jr.ReservoirBuffer):
         seen["newest"] = buffer.newest(state, whole.num_slots)
     if all(getattr(whole, "hindsight", False) for whole in plan.wholes):
-        seen["later"] = buffer.later(state, jax.random.wrap_key_data(given["key"]), names)
+        key = jax.random.wrap_key_data(given["key"])
+        seen |= {law: buffer.later(state, key, names, law=law) for law in ("last", "uniform")}
     return seen
 
 
@@ -726,8 +727,8 @@ class Lane(twins.Lane):
             in_slots = np.pad(every[k][0].reshape(len(source.shards), number), ((0, 0), (0, 1)), constant_values=-1)
             own["handles"] = in_slots[shards, own["slots"]]
             lane.check_look_ups(own, names[own_rows], [rows[row] for row in own_rows])
-        if "later" in seen:
-            sequence.Lane.check_later(self, names, *seen["later"], last=False)
+        for law in {"last", "uniform"} & seen.keys():
+            sequence.Lane.check_later(self, names, *seen[law], last=law == "last")
 
     def check_diagnostics(self, found):
         for k, source in enumerate(self.twin.sources):

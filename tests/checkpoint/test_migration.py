@@ -15,7 +15,7 @@ MOVES = [  # options, and a number that chooses sizes: to a smaller buffer, to a
     ("prioritized count_updates migrate", 0),
     ("prioritized count_updates devices sharded migrate", 2),
     ("prioritized max_uses devices sharded", 4),
-    ("sequence gaps prioritized migrate", 0),
+    ("sequence gaps prioritized migrate", 8),
     ("sequence windows hindsight prioritized devices sharded migrate", 1),
     ("sequence windows gaps hindsight prioritized devices sharded", 4),
 ]

@@ -17,7 +17,7 @@ import oracles
 import seeds
 import test_sequence_twin as sequence
 import twins
-from helpers import at, items, stack
+from helpers import at, items, stack, types
 from jax.sharding import AxisType, Mesh
 
 import jaxreplay as jr
@@ -35,10 +35,7 @@ OF_BUFFER = (
 OF_PROGRAM = ("mixture", "joint", "tracer", "eager", "scan", "vmap", "max_age", "clear", "restore")
 OPTIONS = (*OF_BUFFER, *OF_PROGRAM)
 
-REPLAY, RESERVOIR = jr.ReplayBuffer(capacity=8), jr.ReservoirBuffer(capacity=8)
-SEQUENCE = jr.SequenceBuffer(length=8, num_envs=4, sequence_length=3)
-TRACER, RECENT = jr.NStep(n=2, gamma=0.9, num_envs=ROWS), jr.Recent(half_life=3.0)
-EMPTY = RESERVOIR.init(np.zeros(4))
+TRACER = jr.NStep(n=2, gamma=0.9, num_envs=ROWS)
 
 
 def _step(observations):
@@ -47,41 +44,13 @@ def _step(observations):
     return observations, floats, floats, flags, flags, observations
 
 
-def _restored(path):
-    """A reservoir on another number of devices."""
-    state = over(RESERVOIR, 2).init(np.zeros(4))
-    jr.save(path, over(RESERVOIR, 2), state)
-    jr.restore(path, over(RESERVOIR, 4), over(RESERVOIR, 4).init(np.zeros(4)))
-
-
-def _refuses_transitions(**options):
-    buffer, spec = dataclasses.replace(SEQUENCE, **options), TRACER.spec(*_step(items(np.zeros(ROWS))))
-    rows = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), spec)
-    state = buffer.init(dataclasses.replace(rows, valid=None))
-    buffer.add(state, rows, ends=np.zeros((1, ROWS), bool))
-
-
-# Pairs that no program can have, with the error that says so, and what raises it (of a folder).
-REFUSED = {
-    **{
-        (name, "reservoir"): ("has no field", lambda _, name=name: dataclasses.replace(RESERVOIR, **{name: 1}))
-        for name in ("windows", "gaps", "hindsight")
-    },
-    ("sequence", "reservoir"): ("draws items, but", lambda _: jr.Mixture(buffers=(SEQUENCE, RESERVOIR))),
-    ("reservoir", "recent"): ("keeps no order", lambda _: dataclasses.replace(RESERVOIR, sampler=RECENT)),
-    ("reservoir", "max_age"): ("keeps no order", lambda _: RESERVOIR.sample(EMPTY, jax.random.key(0), 2, max_age=1)),
-    ("reservoir", "devices"): ("saved with another number of devices", _restored),
-    ("reservoir", "migrate"): (
-        "must be a ReplayBuffer, a SequenceBuffer",
-        lambda _: jr.migrate(RESERVOIR, EMPTY, RESERVOIR),
-    ),
-    ("recent", "max_uses"): ("draws by age", lambda _: dataclasses.replace(REPLAY, sampler=RECENT, max_uses=2)),
-    ("sequence", "tracer"): ("stores every row", lambda _: _refuses_transitions()),
-    ("windows", "tracer"): ("stores every row", lambda _: _refuses_transitions(windows="inside")),
-    ("gaps", "tracer"): ("stores every row", lambda _: _refuses_transitions(gaps=True)),
-    ("hindsight", "tracer"): ("stores every row", lambda _: _refuses_transitions(hindsight=True)),
+# Pairs that no program can have; the tests of buffers, wrappers and checkpoints have their errors.
+IMPOSSIBLE = {
+    frozenset(("recent", "max_uses")),
+    *(frozenset(("tracer", name)) for name in ("sequence", "windows", "gaps", "hindsight")),
+    *(frozenset(("reservoir", name)) for name in ("sequence", "windows", "gaps", "hindsight", "recent", "max_age")),
+    *(frozenset(("reservoir", name)) for name in ("devices", "migrate")),
 }
-IMPOSSIBLE = {frozenset(pair): refused for pair, refused in REFUSED.items()}
 NEEDS = {"windows": "sequence", "gaps": "sequence", "hindsight": "sequence", "explicit": "sharded", "joint": "mixture"}
 
 
@@ -369,7 +338,8 @@ def look(plan, state, given):
     if plan.mixture is None and not isinstance(whole, jr.ReservoirBuffer):
         seen["newest"] = buffer.newest(state, whole.num_slots)
     if all(getattr(whole, "hindsight", False) for whole in plan.wholes):
-        seen["later"] = buffer.later(state, jax.random.wrap_key_data(given["key"]), names)
+        key = jax.random.wrap_key_data(given["key"])
+        seen |= {law: buffer.later(state, key, names, law=law) for law in ("last", "uniform")}
     return seen
 
 
@@ -519,19 +489,24 @@ class Tracer:
 FAR = 10**6  # from the number of an observation to that of the next one
 
 
-class Twin(oracles.MixtureTwin):
-    """The sources, and their tracers."""
+class Twin:
+    """The sources, the share of each, and their tracers."""
+
+    def __init__(self, plan):
+        self.sources = [Source(source, plan.mixture is None) for source in plan.sources]
+        self.shares, self.age_step = plan.mixture.shares if plan.mixture else (1.0,), 1
+        self.tracers = [Tracer(plan.tracer.n, plan.tracer.gamma) for _ in plan.sources] if plan.tracer else []
+
+    @property
+    def shards(self):
+        return [shard for source in self.sources for shard in source.shards]
 
     def names(self, shard, handles):
         """Of a buffer that is no mixture."""
         return self.sources[0].names(shard, handles)
 
-    def __init__(self, plan):
-        shares = plan.mixture.shares if plan.mixture else (1.0,)
-        super().__init__([Source(source, plan.mixture is None) for source in plan.sources], shares)
-        self.tracers = [Tracer(plan.tracer.n, plan.tracer.gamma) for _ in plan.sources] if plan.tracer else []
-
     def rows(self, names):
+        """Twin of each row's shard, and the handle there: None if it is not stored there, -1 without a name."""
         if len(self.sources) == 1:
             return self.sources[0].rows(names)
         found = []
@@ -542,6 +517,34 @@ class Twin(oracles.MixtureTwin):
             other = self.sources[name % len(self.sources)].shards[0]
             found.append((holders[0], handle[0]) if holders else (other, None if name >= 0 else -1))
         return found
+
+    def of_source(self, k, rows):
+        """Numbers of the rows whose items are of source k."""
+        return [row for row, (twin, _) in enumerate(rows) if twin in self.sources[k].shards]
+
+    def update(self, names, td_errors):
+        rows = self.rows(names)
+        for k, source in enumerate(self.sources):
+            own = self.of_source(k, rows)
+            source.update_rows([rows[row] for row in own], td_errors[own])
+
+    def clear(self):
+        for source in self.sources:
+            source.clear()
+
+    def parts(self, num_rows):
+        """Rows of each source in a draw, by largest remainders, of equal ones the earlier."""
+        quotas = [round(share * num_rows, 9) for share in self.shares]
+        counts = [int(quota) for quota in quotas]
+        while sum(counts) < num_rows:
+            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+            counts[int(np.argmax(left))] += 1
+        stops = np.cumsum((0, *counts))
+        return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(stops)]
+
+    @property
+    def size(self):
+        return sum(source.size for source in self.sources)
 
 
 class Lane(twins.Lane):
@@ -555,7 +558,6 @@ class Lane(twins.Lane):
     def enter(self, plan):
         """Go on with a plan, and with the sources of `self.twin`."""
         self.plan, twin = plan, self.twin
-        twin.shards = [shard for source in twin.sources for shard in source.shards]
         kinds = [sequence.Lane if isinstance(whole, jr.SequenceBuffer) else twins.Lane for whole in plan.wholes]
         self.parts = [kind(source, self.rng) for kind, source in zip(kinds, twin.sources, strict=True)]
         for lane in self.parts:
@@ -725,8 +727,8 @@ class Lane(twins.Lane):
             in_slots = np.pad(every[k][0].reshape(len(source.shards), number), ((0, 0), (0, 1)), constant_values=-1)
             own["handles"] = in_slots[shards, own["slots"]]
             lane.check_look_ups(own, names[own_rows], [rows[row] for row in own_rows])
-        if "later" in seen:
-            sequence.Lane.check_later(self, names, *seen["later"], last=False)
+        for law in {"last", "uniform"} & seen.keys():
+            sequence.Lane.check_later(self, names, *seen[law], last=law == "last")
 
     def check_diagnostics(self, found):
         for k, source in enumerate(self.twin.sources):
@@ -817,6 +819,9 @@ class Run:
         for lane, carry in zip(self.lanes, self.parts(), strict=True):
             lane.happened[name] += 1
             lane.check_every(jax.device_get(jax.jit(every, static_argnums=0)(self.plan, carry["replay"])))
+            states = self.plan.each(jax.device_get(carry["replay"]))
+            for part, source, state in zip(lane.parts, self.plan.sources, states, strict=True):
+                part.check_state(source, state)
 
     def clear(self, folder):
         clear = self.wrapped(self.plan.buffer.clear, "")
@@ -841,10 +846,12 @@ class Run:
 
     def migrate(self, folder):
         old, new, found = self.plan, self.after(self.plan, "migrate"), []
-        for carry in self.parts():
+        before, carries = jax.device_get(self.carry), self.parts()
+        for carry in carries:
             sources = zip(old.sources, old.each(carry["replay"]), new.sources, strict=True)
             states = [state if own == to else jr.migrate(own, state, to) for own, state, to in sources]
             found.append(carry | {"replay": new.whole(states)})
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(self.joined(carries)))
         self.enter(new, found)
 
     def enter(self, plan, carries):
@@ -852,6 +859,7 @@ class Run:
             sources = zip(lane.twin.sources, self.plan.sources, plan.sources, strict=True)
             lane.twin.sources = [twin if old == new else twin.moved(new) for twin, old, new in sources]
             lane.enter(plan)
+        assert all(types(carry) == types(plan.init()) for carry in carries)
         self.plan, self.carry = plan, self.joined(carries)
 
     def run(self, folder):
@@ -881,7 +889,7 @@ class Run:
             found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
             self.lanes[0].check_diagnostics(jax.device_get(found))
         except BaseException as error:
-            about = f"configuration {self.name}: {self.on}; JAXREPLAY_SEED={self.seed}\n{self.plan}"
+            about = f"configuration {self.name}: {self.config}; JAXREPLAY_SEED={self.seed}\n{self.plan}"
             twins.note(error, about, self.lanes)
             raise
         return self.lanes[0].happened

@@ -5,7 +5,7 @@ import itertools
 import crossings
 import pytest
 import seeds
-from helpers import check_happened, rarely, rejects
+from helpers import check_happened, rarely
 
 LEAST = {"items added": 50, "items drawn": 100, "updates of stored items": 25}
 
@@ -34,9 +34,3 @@ def test_every_pair_of_options_is_on_together_or_impossible():
     for pair in map(frozenset, itertools.combinations(crossings.OPTIONS, 2)):
         enough = times[pair] == 0 if pair in crossings.IMPOSSIBLE else times[pair] >= crossings.TIMES
         assert enough, f"{sorted(pair)} are on together {times[pair]} times"
-
-
-@pytest.mark.parametrize("pair", crossings.IMPOSSIBLE, ids=lambda pair: "-".join(sorted(pair)))
-def test_impossible_pairs_are_refused(tmp_path, pair):
-    message, refused = crossings.IMPOSSIBLE[pair]
-    rejects(message, refused, tmp_path, error=(ValueError, TypeError))

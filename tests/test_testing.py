@@ -704,71 +704,40 @@ def stream(autoreset, seed=0, num_steps=200, limit=5):
     return s, s_next, *(x > 0 for x in flags)
 
 
+WITHIN, BEHIND = (
+    "^within an episode s_next is s of the next row: ",
+    "^the row after an end is the first of an episode, ",
+)
+
+
 @pytest.mark.parametrize("autoreset", ["same-step", "next-step"])
 def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
     s, s_next, terminated, truncated, resets = stream(autoreset)
+    ends, none = terminated | truncated, terminated & False
     assert terminated.sum() > 20 < truncated.sum()
-    check = functools.partial(testing.check_stream, mask=~resets)
-    assert check(s, s_next, terminated, truncated) == autoreset
-    assert (
-        check(
-            {"a": s[..., None], "b": jnp.array(s)},
-            {"a": s_next[..., None], "b": jnp.array(s_next)},
-            terminated,
-            truncated * 1,
-        )
-        == autoreset
-    )
-    ends = terminated | truncated
-    wrong = functools.partial(rejects, error=AssertionError)
-    wrong(
-        "^within an episode s_next is s of the next row: .*\\[\\[[0-9]+, [01]\\]\\], \\[time, env\\]",
-        check,
-        s,
-        s_next,
-        terminated,
-        truncated & False,
-    )
-    wrong(
-        "^a time limit truncates, and a terminal state terminates: the [0-9]+ terminated episodes have \\[5\\] steps",
-        check,
-        s,
-        s_next,
-        truncated,
-        terminated,
-    )
+
+    def check(s=s, s_next=s_next, terminated=terminated, truncated=truncated, mask=~resets):
+        return testing.check_stream(s, s_next, terminated, truncated, mask=mask)
+
+    def wrong(message, **changed):
+        rejects(message, check, error=AssertionError, **changed)
+
+    assert check() == autoreset
+    trees = [{"a": x[..., None], "b": jnp.array(x)} for x in (s, s_next)]
+    assert check(*trees, truncated=truncated * 1) == autoreset
+    wrong(rf"{WITHIN}.*\[\[[0-9]+, [01]\]\], \[time, env\]", truncated=none)
+    limit = r"the [0-9]+ terminated episodes have \[5\] steps"
+    rule = f"^a time limit truncates, and a terminal state terminates: {limit}"
+    wrong(rule, terminated=truncated, truncated=terminated)
     if autoreset == "next-step":
-        wrong(
-            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* give mask=~resets",
-            testing.check_stream,
-            s,
-            s_next,
-            terminated,
-            truncated,
-        )
-        some = ~resets | (np.arange(200) < 100)[:, None]
-        wrong(
-            "^the row after an end is the first of an episode, or a reset that mask leaves out: .* give mask=~resets",
-            check,
-            s,
-            s_next,
-            terminated,
-            truncated,
-            mask=some,
-        )
+        message = f"{BEHIND}or a reset that mask leaves out: .* give mask=~resets"
+        wrong(message, mask=None)
+        wrong(message, mask=~resets | (np.arange(200) < 100)[:, None])
     else:
-        late = np.roll(terminated, 1, axis=0), np.roll(truncated, 1, axis=0)
-        wrong("^within an episode s_next is s of the next row: not so in [0-9]+ rows", check, s, s_next, *late)
-        lost = np.where(ends, np.roll(s, -1, axis=0), s_next)
-        wrong(
-            "^the row after an end is the first of an episode, .* must be the final observation",
-            check,
-            s,
-            lost,
-            terminated,
-            truncated,
-        )
-    rejects("no episode ends before the last row", check, s, s_next, ends & False, ends & False)
+        late = {"terminated": np.roll(terminated, 1, axis=0), "truncated": np.roll(truncated, 1, axis=0)}
+        wrong(f"{WITHIN}not so in [0-9]+ rows", **late)
+        wrong(f"{BEHIND}.* must be the final observation", s_next=np.where(ends, np.roll(s, -1, axis=0), s_next))
+    rejects("no episode ends before the last row", check, terminated=none, truncated=none)
 
 
 def test_what_a_stream_cannot_tell_is_not_an_error():

@@ -237,17 +237,24 @@ def test_observations_that_lie_along_two_axes():
 
 
 @pytest.mark.hlo
+@pytest.mark.versions
 @pytest.mark.usefixtures("compiled_afresh")
-def test_tracing_over_explicit_axes_exchanges_nothing():
-    tracer = TRACERS["nstep"]
+@pytest.mark.parametrize(("of_mesh", "gamma"), [(EXPLICIT, 0.9), (mesh(4), 0.9), (mesh(4), None)])
+def test_tracing_environments_of_several_devices_exchanges_nothing(of_mesh, gamma):
+    tracer, discount = jr.NStep(n=3, gamma=gamma, num_envs=8), {} if gamma else {"discount": NUMBERS}
 
-    def laid_out(x, spec):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(EXPLICIT, spec))
+    def laid_out(x, *spec):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(of_mesh, PartitionSpec(*spec)))
 
-    by_time, everywhere = PartitionSpec(None, "data"), PartitionSpec()
-    state = jax.tree.map(lambda x: laid_out(x, by_time if x.ndim > 1 else everywhere), tracer.init(*STEP))
-    program = compiled(jax.jit(tracer.add), state, *[laid_out(x, ROWS) for x in STEP])
-    assert collectives(program.as_text()) == []
+    def laid_out_state(x):  # [n, num_envs, ...], or a counter
+        return laid_out(x, None, "data") if x.ndim > 1 else laid_out(x)
+
+    def add(state, step, discount):
+        return tracer.add(state, *step, **discount)
+
+    state = jax.tree.map(laid_out_state, tracer.init(*STEP, **discount))
+    step, discount = jax.tree.map(lambda x: laid_out(x, "data"), (STEP, discount))
+    assert collectives(compiled(jax.jit(add), state, step, discount).as_text()) == []
 
 
 def test_transitions_of_sequences_over_a_mesh():

@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import rejects
 from twins import bits_of
 
 from jaxreplay._common.random import random_bits, random_integers, random_integers64
@@ -49,9 +48,3 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     pairs = jax.device_get(products(*words)), words[:2], words[2:]
     found, x, y = ([int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)] for pair in pairs)
     assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
-
-
-def test_what_is_no_key():
-    rejects("key: got float32", random_bits, np.zeros(2, np.float32), 4)
-    for wrong in (jax.random.split(jax.random.key(0), 2), np.zeros(2, np.int32), 0):
-        rejects("key: got .*, expected one PRNG key", random_bits, wrong, 4)

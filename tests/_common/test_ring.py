@@ -3,10 +3,11 @@ import functools
 import jax
 import numpy as np
 import pytest
+import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxreplay._common import ring
+from jaxreplay._common import duplicates, ring
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))  # each shape compiles once, not each operation of it
@@ -51,14 +52,6 @@ def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wr
         assert state.size == len(kept)
 
 
-@pytest.mark.parametrize("inserted", [0, 5, 8, -1])
-def test_an_emptied_ring_goes_on_where_it_is(inserted):
-    before = ring.init(4)
-    before = before.replace(inserted=np.int32(inserted % before.period), size=np.int32(3))
-    after = before.emptied()
-    assert (int(after.inserted), int(after.size)) == (inserted % before.period, 0)
-
-
 @pytest.mark.parametrize("num_rings", [1, 2, 7, 512])
 @pytest.mark.parametrize("capacity", [1, 2, 3, 10**6, 2**28, 2**29])
 def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capacity, num_rings):
@@ -84,7 +77,9 @@ def test_names_in_a_mixture_fit_int32_and_tell_generations_apart(capacity, num_r
     assert period > 2 * capacity or period == whole.period
 
 
-def test_without_mask_all_rows_are_inserted():
-    slots, count = jax.jit(ring.Ring.next_slots, static_argnums=2)(ring.init(5), None, 3)
-    np.testing.assert_array_equal(slots, [0, 1, 2])
-    assert count == 3
+@pytest.mark.parametrize("count", [1, duplicates.ALL_PAIRS, duplicates.ALL_PAIRS + 1])
+def test_the_last_row_of_each_number(count):
+    numbers = seeds.rng(count).integers(-3, count // 2 + 1, count).astype(np.int32)
+    expected = np.zeros(count, bool)
+    expected[list({number: row for row, number in enumerate(numbers.tolist())}.values())] = True
+    np.testing.assert_array_equal(jax.jit(duplicates.last_of_each)(numbers), expected)

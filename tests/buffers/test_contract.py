@@ -1,6 +1,5 @@
 """The contract of `jaxreplay.testing` over every buffer of the package, and what it does not check."""
 
-import dataclasses
 import functools
 
 import chex
@@ -319,18 +318,9 @@ def test_the_key_of_an_epoch_may_be_used_again():
 
 
 @twins.strict()
-def test_pools_and_functions_run_under_strict_settings():
+def test_functions_run_under_strict_settings():
     """Also what multiplies weights of transitions, of any dtype; the twins tell it of the methods of buffers."""
-    pools = dataclasses.replace(POOLS, hard_threshold=0.1, env_ratios=(1, 2))
     x, flags = np.ones((2, 5), np.float32), np.zeros((2, 5), bool)
-
-    def run_pools(key):
-        state = pools.init()
-        tasks, ok = pools.sample(state, key, 4)
-        state, kept = pools.update(state, tasks, np.ones((4, 3), np.float32), mask=np.ones(4, bool))
-        state = pools.recycle(state, key, easy_fraction=0.5, hard_fraction=0.5)
-        state = pools.remap(state, range(14), range(14))
-        return pools.reset_metrics(state), ok, kept, pools.pool_of(state), pools.order(state), pools.metrics(state)
 
     def run(key):
         tree = jr.sum_tree.init(100, track_minimum=True)
@@ -345,8 +335,7 @@ def test_pools_and_functions_run_under_strict_settings():
         jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal, share=np.float32(0.5))
         return drawn, read, weights, jr.sequence_priority(x, ~flags), jr.stack_frames(x, flags, 3)
 
-    for function in (run_pools, run):
-        jax.eval_shape(function, jax.random.key(0))
+    jax.eval_shape(run, jax.random.key(0))
     replay, x = jr.ReplayBuffer(capacity=4), np.zeros(4, np.float32)
     for dtype in (np.int32, jnp.bfloat16, np.float32):
         batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x.astype(dtype))

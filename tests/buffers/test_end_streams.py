@@ -1,4 +1,4 @@
-"""Streams that are closed: nothing drawn has rows of both sides, such as of a run and of what it was resumed as.
+"""Streams that are closed, and gaps: nothing drawn has rows of both sides, such as of a run and what it was resumed as.
 
 Which sequences these are, in every mode and over shards, the twin tells in `test_sequence_twin`.
 """
@@ -105,18 +105,10 @@ def test_ends_are_needed_wherever_something_depends_on_them(windows, hindsight, 
         rejects("ends: got None, but", jax.eval_shape, buffer.add, state, ones)
 
 
-@pytest.mark.parametrize(("windows", "gaps"), [("any", True), ("cut", True), ("inside", False), ("episodes", False)])
-def test_later_rows_stay_on_their_side(windows, gaps):
-    """Where streams are closed that no end has closed: of streams 1 and 3."""
-    buffer = dataclasses.replace(make(windows, sequence_length=2), hindsight=True, gaps=gaps)
-    rows = 10 * np.arange(6, dtype=np.int32)[:, None] + np.arange(ENVS, dtype=np.int32)
-    none, closed = {"ends": np.zeros((3, ENVS), bool)}, np.arange(ENVS) % 2 == 1
-    state = buffer.end_streams(buffer.add(buffer.init(rows), rows[:3], **none), mask=closed)
-    state = buffer.add(state, rows[3:], **none)
-    handles = buffer.newest(state, buffer.num_slots)
-    first, (last, steps) = buffer.get(state, handles)[:, 0], buffer.later(state, jax.random.key(0), handles, law="last")
-    time, env = np.divmod(np.asarray(first)[np.asarray(handles) >= 0], 10)
-    expected = np.where(closed[env] & (time < 3), 2, 5)
-    assert {2, 5} == {*expected.tolist()}
-    np.testing.assert_array_equal(np.asarray(last)[np.asarray(handles) >= 0], 10 * expected + env)
-    np.testing.assert_array_equal(np.asarray(steps)[np.asarray(handles) >= 0], expected - time)
+def test_a_buffer_is_not_told_of_gaps_by_mistake():
+    buffer, ones, drawable = make("any"), np.ones((3, ENVS), np.int32), np.ones((3, ENVS), bool)
+    with_gaps = dataclasses.replace(buffer, gaps=True)
+    state, other = (jax.eval_shape(x.init, ones) for x in (buffer, with_gaps))
+    rejects("drawable: gaps=False: make the buffer with gaps=True", buffer.add, state, ones, drawable=drawable)
+    rejects(r"drawable: got bool\[4\], expected bool\[3, 4\]", with_gaps.add, other, ones, drawable=drawable[0])
+    rejects("gaps=1: must be True or False", dataclasses.replace, buffer, gaps=1)

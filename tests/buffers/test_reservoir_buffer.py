@@ -3,7 +3,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import compiled, numbers, rarely, rejects
+from helpers import compiled, numbers, over_devices, rarely, rejects
 from jax import lax
 from scipy import stats
 from twins import draws_of
@@ -111,9 +111,12 @@ def test_wrong_arguments():
         rejects(r"capacity=.*: must be an integer from 1 to 536870912", jr.ReservoirBuffer, capacity=capacity)
 
 
-def test_what_cannot_be_done_with_it_yet_is_refused():
+def test_what_cannot_be_done_with_it_yet_is_refused(tmp_path):
     buffer = jr.ReservoirBuffer(capacity=8)
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
     rejects("max_age: a ReservoirBuffer keeps no order", buffer.sample, state, jax.random.key(0), 2, max_age=1)
     rejects(r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer,", jr.migrate, buffer, state, buffer)
     rejects(r"new_buffer=ReservoirBuffer\(", jr.migrate, ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
+    old, new = (over_devices(buffer, n) for n in (2, 4))
+    jr.save(tmp_path, old, old.init(numbers(0, 4)))
+    rejects("saved with another number of devices", jr.restore, tmp_path, new, new.init(numbers(0, 4)))

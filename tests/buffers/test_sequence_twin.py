@@ -22,7 +22,7 @@ class Lane(twins.Lane):
 
     def check_shard(self, buffer, state, shard):
         super().check_shard(buffer, state, shard)
-        assert state.rows.size == min(len(shard.ring.steps), shard.ring.length)
+        assert state.rows.size == min(len(shard.ring.steps) - shard.ring.lost, shard.ring.length)
         assert shard.ring.every or np.max(state.windows.so_far) <= shard.ring.sequence_length
 
     def check_seen(self, seen, given):

@@ -15,32 +15,6 @@ def ids(first, *shape):
     return items(first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape))
 
 
-class Notes(jr.Uniform):
-    """Its state is how often it has been told at insertion, and of what."""
-
-    def init(self, capacity):
-        return 0, (np.zeros(capacity, np.int32), np.zeros(capacity, bool), np.zeros(capacity, np.float32))
-
-    def insert(self, state, slots, drawable, td_errors=None, axis_name=None):
-        return state[0] + 1, (slots, drawable, td_errors)
-
-
-def test_a_sampler_is_told_of_each_sequence_once():
-    """Of those that a call completes, and of none that is partly overwritten."""
-    settings = {"length": 7, "num_envs": 1, "sequence_length": 4, "stride": 3, "donate": False}
-    buffer, row, starts = jr.SequenceBuffer(sampler=Notes(), **settings), np.zeros((1, 1), np.float32), []
-    state = buffer.init(row)
-    for number in range(1, 15):
-        state = buffer.add(state, row, td_errors=np.full((1, 1), number))
-        times, (slots, drawable, td_errors) = jax.device_get(state.sampler)
-        known = ~np.isnan(td_errors)
-        assert times == number
-        assert td_errors[known].tolist() == [number] * (number >= 4 and number % 3 == 1)
-        assert np.all(drawable[known])
-        starts += slots[known].tolist()
-    assert starts == [0, 1, 0, 1]
-
-
 def test_parts_of_a_transition_batch_are_written():
     x = np.arange(4, dtype=np.float32)
     batch = jr.TransitionBatch(S={"a": x, "b": x}, A=x, logP=None, Rn=x, In=x, S_next={"a": x, "b": x})

@@ -26,7 +26,6 @@ from checkpoint_runs import assert_same, bits
 import jaxreplay as jr
 
 WITHIN, LONG = 20, 120  # seconds; what takes longer hangs, in this process or with a child
-QUIET = 0.2  # seconds in which nothing may be written any more
 OPENS = [(os, "open"), (os, "listdir"), (os, "scandir"), (builtins, "open"), (io, "open"), (io, "FileIO")]
 
 

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import signal
+import socket
 
 import chex
 import jax
 import numpy as np
 import pytest
-import two_processes
+from faults import LONG, Child
 from helpers import over_devices
 from jax.experimental import multihost_utils
 
@@ -71,17 +72,37 @@ def on_host(x):
     return np.asarray(x) if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True)
 
 
+def send_result(index, port, path, dies, connection):
+    """In one of two processes of `jax.distributed`, of two devices each."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+    assert (len(jax.devices()), len(jax.local_devices())) == (4, 2)
+    connection.send(run(path, dies))
+    jax.distributed.shutdown()
+
+
+def start(children, path, dies=False):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    return [Child(children, send_result, index, port, path, dies) for index in range(2)]
+
+
 @pytest.mark.slow
 def test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process(tmp_path, children):
-    first, second = two_processes.start(children, 2, run, tmp_path / "two", True)
+    first, second = start(children, tmp_path / "two", dies=True)
     assert second.ended() == -signal.SIGKILL
     first.process.kill()  # it waits for the other
     first.process.join()
-    again = two_processes.results(two_processes.start(children, 2, run, tmp_path / "two"))
+    both = start(children, tmp_path / "two")
     _, alone = run(tmp_path / "one")
-    for resumed_at, found in again:
+    for child in both:
+        assert child.ours.poll(LONG), "hangs"
+        resumed_at, found = child.ours.recv()
         assert resumed_at == SAVED_EVERY
         chex.assert_trees_all_equal(found, alone)
+    assert [child.ended() for child in both] == [0, 0]
     sample, items, size, full = alone[1]["replay"]
     assert (size, full) == (64, True)
     assert set(np.unique(sample.items["id"])) <= set(range(128, 192))

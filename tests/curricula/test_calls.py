@@ -6,12 +6,13 @@ import jax
 import numpy as np
 import pytest
 from helpers import rejects, types
+from twins import strict
 
 import jaxreplay as jr
 
 SCORES = jr.scores.learnability, jr.scores.uncertainty, jr.scores.thompson, jr.scores.success_band(0.1, 0.9)
 CURRICULA = [
-    jr.DifficultyPools(tasks_per_env=(5, 2), easy_threshold=0.9, hard_threshold=0.1),
+    jr.DifficultyPools(tasks_per_env=(5, 2), env_ratios=(1, 2), easy_threshold=0.9, hard_threshold=0.1),
     *(jr.Tasks(num_tasks=7, score=score, decay=0.9, exploration=0.1, refresh=2) for score in SCORES),
     *(jr.Levels(capacity=7, prioritization=by, staleness=0.5) for by in ("rank", "proportional")),
 ]
@@ -19,9 +20,13 @@ CURRICULA = [
 
 def calls_of_tasks(tasks, state, key):
     drawn, _ = tasks.sample(state, key, 5)
-    state, kept = tasks.update(state, drawn, np.ones((5, 2), np.float32))
+    state, kept = tasks.update(state, drawn, np.ones((5, 2), np.float32), mask=np.ones(5, bool))
     state = tasks.remap(state, "abcdefg", "gfedcba")
-    own = tasks.recycle(state, key, easy_fraction=0.5) if hasattr(tasks, "recycle") else tasks.probabilities(state)
+    if isinstance(tasks, jr.DifficultyPools):
+        state = tasks.reset_metrics(tasks.recycle(state, key, easy_fraction=0.5, hard_fraction=0.5))
+        own = tasks.pool_of(state), tasks.order(state)
+    else:
+        own = tasks.probabilities(state)
     return state, (kept, tasks.metrics(state), own)
 
 
@@ -36,9 +41,9 @@ def calls_of_levels(levels, state, key):
 @pytest.mark.parametrize("curriculum", CURRICULA)
 def test_types_are_stable_and_nothing_is_promoted(curriculum):
     is_of_levels = isinstance(curriculum, jr.Levels)
-    state = jax.eval_shape(curriculum.init, *[np.int8(0)] * is_of_levels)
     calls = functools.partial(calls_of_levels if is_of_levels else calls_of_tasks, curriculum)
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    with strict():
+        state = jax.eval_shape(curriculum.init, *[np.int8(0)] * is_of_levels)
         new, _ = jax.eval_shape(calls, state, jax.eval_shape(lambda: jax.random.key(0)))
     assert types(new) == types(state)
 

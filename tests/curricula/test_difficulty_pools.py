@@ -203,13 +203,6 @@ def test_without_its_threshold_a_pool_stays_empty(thresholds, expected):
     assert pools.pool_of(state).tolist() == [*expected, *[0] * 7]
 
 
-def test_a_state_of_another_backend_gets_the_trees_of_this_one():
-    pools = make((5, 9), donate=False)
-    state, _ = update(pools, pools.init(), (1, SOLVED), (7, FAILED))
-    other = dataclasses.replace(state, normal=jr.sum_tree.with_fanout(state.normal, 2))
-    chex.assert_trees_all_equal(other.on_this_backend(), state)
-
-
 @pytest.mark.parametrize(
     ("counts", "ratios", "dry"), [((6,), None, 0), rarely(((0, 3), (1, 0), None)), rarely(((0,), None, None))]
 )

@@ -1,12 +1,9 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import seeds
-from helpers import cases, leaves_of, over_devices, rarely, rejects
+from helpers import cases, leaves_of, rarely, rejects
 from scipy import stats
 
 import jaxreplay as jr
@@ -57,13 +54,6 @@ def test_uniform_law_over_the_live_range(start, size):
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("start", "size"), [(0, 0), (3, 7)])
-def test_a_draw_without_replacement_has_every_item_once_and_then_none(start, size):
-    slots, probabilities = draw(jr.Uniform(replacement=False), None, seeds.key(0), 10, live(size, start))
-    np.testing.assert_allclose(probabilities, [1 / size] * size + [0] * (10 - size) if size else 0, rtol=1e-6)
-    assert sorted(np.asarray(slots)[:size]) == sorted((start + np.arange(size)) % 10)
-
-
 def test_a_count_of_all_shards_stops_at_the_largest_int32():
     moved = jr.samplers.Moved(*[np.zeros((2, 1), int)] * 3)
     assert moved.total(np.int32([2**31 - 1, 5])).tolist() == [2**31 - 1, 0]
@@ -84,19 +74,6 @@ def test_all_items_have_priority_1_with_alpha_0():
     sampler, slots = jr.Prioritized(alpha=0.0), np.arange(4, dtype=np.int32)
     state = sampler.insert(sampler.init(4), slots, slots < 2)
     assert sampler.priorities(state, slots).tolist() == [1, 1, 0, 0]
-
-
-@pytest.mark.parametrize(("replacement", "expected"), [(True, [0.6, 0.6, 0.6, 0.6]), (False, [0.8, 0.8, 0.8, 0])])
-def test_uniform_weights_over_shards_of_different_sizes(replacement, expected):
-    """Three items and seven, and four rows of each shard; without replacement three rows of the first hold one."""
-
-    @functools.partial(jax.vmap, axis_name="shards")
-    def weights(probabilities, size):
-        of_shard = Live(jnp.int32(0), size, capacity=10, axis_name="shards")
-        return jr.Uniform(replacement=replacement).weights(None, probabilities, of_shard)
-
-    probabilities = np.array([np.array(expected) > 0, [True] * 4], np.float32)
-    np.testing.assert_allclose(weights(probabilities, np.int32([3, 7])), [expected, [1.4] * 4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.nan, -1.0])
@@ -180,30 +157,6 @@ def test_prioritized_law_and_probabilities(stratified):
     pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
     # Independent draws tell nothing of each other.
     assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != stratified
-
-
-@pytest.mark.parametrize("num_shards", [0, 4])
-def test_only_an_update_that_names_a_stored_item_advances_a_schedule(num_shards):
-    """On a shard as on any other, whoever holds the item."""
-    sampler = jr.Prioritized(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 10), normalize=None)
-    buffer, rows = jr.ReplayBuffer(capacity=8, sampler=sampler, donate=False), np.arange(8, dtype=np.int32)
-    buffer, updates = over_devices(buffer, num_shards), 0
-    old = buffer.add(buffer.init(rows), rows)
-    state = buffer.add(old, rows)
-    stored, gone = (np.asarray(buffer.newest(x, 8)) for x in (state, old))
-    for handles, td_errors, counts in (
-        (np.full(8, -1, np.int32), np.ones(8), False),
-        (gone, np.ones(8), False),
-        (np.where(rows == 5, stored, -1), np.ones(8), True),
-        (stored, np.zeros(8), True),
-        (np.where(rows == 2, stored, gone), np.full(8, np.nan), True),
-        (stored, 1.0 + rows, True),
-    ):
-        state = buffer.update(state, handles, td_errors.astype(np.float32))
-        updates += counts
-        np.testing.assert_array_equal(state.sampler.updates, np.broadcast_to(updates, state.sampler.updates.shape))
-    drawn = buffer.sample(state, jax.random.key(0), 8)
-    np.testing.assert_allclose(drawn.weights, (8 * np.asarray(drawn.probabilities)) ** (-updates / 10), rtol=1e-6)
 
 
 def test_counters_stop_at_the_largest_int32():

@@ -61,20 +61,3 @@ def test_errors():
 def test_effective_sample_size():
     weights = np.array([[1, 1, 1], [1e-30, 0, 0], [0, 0, 0], [1, 3, 0], [1e30, 3e30, 0]])
     np.testing.assert_allclose(jr.effective_sample_size(weights), [3, 1, 0, 1.6, 1.6], rtol=1e-6)
-
-
-def test_parts_of_a_batch_have_the_weights_of_the_whole():
-    probabilities = np.array([[0.1, 0.02, 0.3], [0.0, 0.0, 0.0], [0.05, 0.4, 0.0]])
-    smallest = np.array([0.02, np.inf, 0.01])  # nothing to draw in the second part
-
-    def weights(probabilities, smallest, axis_name=None):
-        settings = {"min_probability": smallest, "axis_name": axis_name}
-        return [jr.importance_weights(probabilities, 20, 0.5, normalize=kind, **settings) for kind in KINDS]
-
-    @jax.jit
-    def run(probabilities, smallest):
-        parts = jax.vmap(lambda p, s: weights(p, s, "part"), axis_name="part")(probabilities, smallest)
-        return weights(probabilities.reshape(-1), 0.01), [x.reshape(-1) for x in parts]
-
-    whole, parts = run(probabilities, smallest)
-    np.testing.assert_array_equal(parts, whole)

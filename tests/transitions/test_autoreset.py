@@ -2,11 +2,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import pointers, rarely, rejects
+import seeds
+from helpers import rarely, rejects, stack
 from jax import lax
-from streams import NUM_ENVS, as_rows, make_episodes
 
 import jaxreplay as jr
+
+NUM_ROWS, NUM_ENVS = 60, 3
+
+
+def make_steps():
+    """Steps of environments with same-step autoreset: behind an end the first frame of the next episode, beside what
+    was `following`."""
+    rng, shape = seeds.rng(1), (NUM_ROWS + 1, NUM_ENVS)
+    ends, is_terminal = rng.random((2, *shape)) < [[[0.25]], [[0.5]]]
+    frames, final = rng.integers(1, 256, (2, *shape, 2, 2)).astype(np.uint8)
+    return {
+        "frame": frames,
+        "action": np.arange(ends.size, dtype=np.int32).reshape(shape),  # names the step
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": ends & is_terminal,
+        "truncated": ends & ~is_terminal,
+        "following": np.where(ends[..., None, None], final, np.roll(frames, -1, axis=0)),
+    }
+
+
+def with_final_rows(steps):
+    """A row for each step, and behind an end one for its final observation."""
+    envs = []
+    for env in range(NUM_ENVS):
+        rows = []
+        for time in range(NUM_ROWS):
+            row = {name: x[time, env] for name, x in steps.items() if name != "following"} | {"step": np.True_}
+            none = {name: np.zeros_like(x) for name, x in row.items()} | {"frame": steps["following"][time, env]}
+            rows += [row, none] if row["terminated"] | row["truncated"] else [row]
+        envs.append(stack(*rows[:NUM_ROWS]))
+    return jax.tree.map(lambda *x: np.stack(x, axis=1), *envs)
 
 
 @pytest.mark.versions
@@ -16,11 +47,8 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation(dtype):
 
     Flags may be numbers.
     """
-    num_rows = 60
-    streams = make_episodes(1, num_rows + 1)
-    following = [np.concatenate([x["frame"][1:] for x in episodes])[:num_rows] for episodes in streams]
-    table = as_rows(streams, num_rows + 1, final_rows=False) | {"following": np.stack(following, axis=1)}
-    table = jax.device_put(table)
+    steps = make_steps()
+    table = jax.device_put(steps)
 
     def env_step(key, state, action):
         time, env = state
@@ -42,10 +70,10 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation(dtype):
     def run(index):
         obs = table["frame"][0, index]
         carry = env.init((jnp.int32(0), index), obs), obs
-        return lax.scan(row, carry, jax.random.split(jax.random.key(0), num_rows))[1]
+        return lax.scan(row, carry, jax.random.split(jax.random.key(0), NUM_ROWS))[1]
 
     got = jax.tree.map(lambda x: x.swapaxes(0, 1), jax.device_get(run(np.arange(NUM_ENVS))))
-    expected = as_rows(streams, num_rows, final_rows=True)
+    expected = with_final_rows(steps)
     assert not expected["step"].all()
     for name, x in expected.items():
         np.testing.assert_array_equal(got[name], x, err_msg=name)
@@ -90,11 +118,3 @@ def test_what_is_no_environment():
         rejects(message, env.step, env.init(0.0, 0.0), None, key)
     message = "state: got NoneType, expected AutoresetState, as init of NextStepAutoreset returns it"
     rejects(message, env.step, None, None, key)
-
-
-def test_a_state_shares_no_array_with_what_it_is_made_of():
-    """So that a caller may donate both."""
-    given = jnp.arange(4.0)
-    state = jr.NextStepAutoreset(env_step=lambda *_: _).init(given, {"x": given, "y": given})
-    found = pointers((state, given))
-    assert len({*found}) == len(found) == 5

@@ -29,13 +29,10 @@ class Case:
     num_envs: int = 3
     next_action: bool = False
     record_extra_info: bool = False
-    monte_carlo: bool = False
     discounts: bool = False  # each step has one
 
     @property
     def tracer(self):
-        if self.monte_carlo:
-            return jr.MonteCarlo(gamma=self.settings["gamma"], max_length=self.n, num_envs=self.num_envs)
         return jr.NStep(num_envs=self.num_envs, **self.settings)
 
     @property
@@ -204,10 +201,10 @@ def least(case):
 CASES = [
     Case(n=3, record_extra_info=True),
     Case(n=4, gamma=None, num_envs=2, next_action=True, record_extra_info=True),
-    rarely(Case(n=5, gamma=0.5, monte_carlo=True)),
+    rarely(Case(n=5, gamma=0.5)),
     Case(n=3, num_envs=2, record_extra_info=True, discounts=True),
     rarely(Case(n=4, num_envs=2, next_action=True, discounts=True)),
-    rarely(Case(n=12, monte_carlo=True, discounts=True)),
+    rarely(Case(n=12, discounts=True)),
 ]
 
 

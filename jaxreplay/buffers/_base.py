@@ -79,13 +79,26 @@ class Buffer(Sized, Generic[S]):
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
 
+    def _own_handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles, within this shard, of the items in `slots` [B], which are in range; -1 for an empty slot."""
+        return state.ring.handles(slots)
+
+    def _own_slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of handles [B] within this shard; the number of slots for an item that is not stored."""
+        return state.ring.slots(handles)
+
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots` [B], which are in range, unique among all shards; -1 for an empty slot."""
-        return state.ring.handles(slots, self._axis_name)
+        handles = self._own_handles(state, slots)
+        return jnp.where(handles >= 0, handles + self._first_handle(state), -1) if self._axis_name else handles
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
         """Slots of `handles` [B]; the number of slots for an item that is no longer stored in this shard."""
-        return state.ring.slots(handles, self._axis_name)
+        return self._own_slots(state, handles - self._first_handle(state) if self._axis_name else handles)
+
+    def _first_handle(self, state: S) -> jax.Array:
+        """The first handle of this shard."""
+        return jax.lax.axis_index(self._axis_name) * state.ring.period
 
     @property
     def _fills_rows(self) -> bool:

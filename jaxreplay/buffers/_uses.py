@@ -53,12 +53,10 @@ class Uses(layouts.BackendState):
           uses; and True for rows whose item is spent, bool [B], None without `max_uses`.
         """
         capacity = self.of_slots.shape[0]
-        inside = (slots >= 0) & (slots < capacity)
-        at_slots = self.of_slots.at[jnp.where(inside, slots, 0)]
-        before = at_slots.get(mode="promise_in_bounds", wrap_negative_indices=False)
+        at_slots = self.of_slots.at[slots]
+        before = at_slots.get(mode="fill", fill_value=0, wrap_negative_indices=False)
         more = (before < MOST).astype(jnp.int32)
-        target = jnp.where(inside, slots, capacity)
-        of_slots = self.of_slots.at[target].add(more, mode="drop", wrap_negative_indices=False)
+        of_slots = at_slots.add(more, mode="drop", wrap_negative_indices=False)
         unspent, spent = self.unspent, None
         if unspent is not None and max_uses is not None:
             spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses

@@ -58,8 +58,11 @@ def advance(
     may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
     may_be_drawn, so_far = may_be_drawn & (count > 0), jnp.where(count > 0, so_far, state.windows.so_far)
     cursor = state.rows.inserted % length
-    most = min(last.size * num_envs, num_slots)
-    old, gone = _overwritten(buffer, state, cursor, count, most)
+    # The oldest sequences may be overwritten.
+    position = jnp.arange(min(last.size * num_envs, num_slots), dtype=jnp.int32)
+    old = state.ring.live().slots(position)
+    until = ring.wrap_negative(starts(buffer, state, old)[0] - cursor, length)
+    gone = (position < state.ring.size) & (until < count)
     sequences = state.ring.after(gone)
     new, num_new = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
@@ -185,22 +188,3 @@ def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) 
     before = time - 1
     found = is_end(flags_at(before)) | (-before > state.rows.size)[:, None]  # or there was no row
     return found if flags.dtype == jnp.bool_ else found & ~is_gap(flags_at(time))
-
-
-def _overwritten(
-    buffer: Any, state: Any, cursor: jax.Array, count: jax.Array, most: int
-) -> tuple[jax.Array, jax.Array]:
-    """Slots of the oldest sequences, int32 [most]; and True if new rows overwrite the sequence, bool [most].
-
-    Args:
-      buffer: a `SequenceBuffer`.
-      state: its state before the rows are written.
-      cursor: int32 [], the first row that is written.
-      count: number of new rows, at most `length`.
-      most: upper bound on the number of sequences overwritten.
-    """
-    position = jnp.arange(most, dtype=jnp.int32)
-    slots = state.ring.live().slots(position)
-    row, _ = starts(buffer, state, slots)
-    until = ring.wrap_negative(row - cursor, buffer.length)
-    return slots, (position < state.ring.size) & (until < count)

@@ -145,26 +145,13 @@ def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: ja
         so_far = jnp.minimum(so_far + num_steps, buffer.sequence_length)
     else:
         breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
-        lengths, so_far = _episode_lengths(so_far, breaks, buffer.sequence_length)
-        lengths = jnp.where(is_gap(flags), 0, lengths)
-        may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= buffer.sequence_length
+        following = jnp.arange(1, num_steps + 1, dtype=jnp.int32)[:, None]
+        # The row after the last break up to each row.
+        start = jax.lax.cummax(jnp.where(breaks, following, -so_far[None]), axis=0)
+        before = jnp.where(is_gap(flags), num_steps, jnp.concatenate([-so_far[None], start[:-1]]))
+        may_be_drawn = before[jnp.clip(last, 0, num_steps - 1)] <= first[:, None]
+        so_far = jnp.minimum(num_steps - start[-1], buffer.sequence_length)
     return may_be_drawn & ((last < num_steps) & (first >= num_steps - buffer.length))[:, None], so_far
-
-
-def _episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Number of rows after the last break, through each new row, int32 [T, num_envs]; and `so_far` after them.
-
-    Args:
-      so_far: int32 [num_envs], before.
-      ends: bool [T, num_envs], True for a break.
-      most: the counts saturate here.
-    """
-    time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
-    # Start of the count at the row after each one.
-    started = jax.lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
-    started = jnp.concatenate([-so_far[None], started])
-    lengths = jnp.minimum(time + 1 - started[:-1], most)
-    return lengths, jnp.where(ends[-1], 0, lengths[-1])
 
 
 def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) -> jax.Array:

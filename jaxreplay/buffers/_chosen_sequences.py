@@ -21,7 +21,6 @@ from flax import struct
 from jaxreplay._common import layouts, ring, shown, xla
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
-from jaxreplay.buffers._every_sequence import ChangedSlots
 
 PROBES = 64  # positions that a search reads at a time
 
@@ -49,7 +48,7 @@ def init(buffer: Any) -> ChosenSequences:
 
 def advance(
     buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: Any, wait: Any, td_errors: Any
-) -> ChangedSlots:
+) -> tuple[dict[str, Any], jax.Array, jax.Array, jax.Array | None]:
     """The change by new rows; see `_every_sequence.advance`."""
     (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer._num_slots
     # Rows of the sequences that these rows may complete, counted from the first new row.
@@ -74,13 +73,9 @@ def advance(
     old = jnp.where(gone & ~entered, old, num_slots)
     if td_errors is not None:
         td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
-    return ChangedSlots(
-        left.advance(num_new),
-        ChosenSequences(kept, so_far),
-        jnp.concatenate([new, old]),
-        jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
-        td_errors,
-    )
+    changed = {"ring": left.advance(num_new), "windows": ChosenSequences(kept, so_far)}
+    slots, is_new = jnp.concatenate([new, old]), jnp.arange(new.size + old.size) < new.size
+    return changed, slots, is_new, td_errors
 
 
 def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:

@@ -5,30 +5,12 @@ This module and `_chosen_sequences` have the same functions: `init`, `advance`, 
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import ring
-
-
-class ChangedSlots(NamedTuple):
-    """The drawable sequences after steps were added, and the slots that changed.
-
-    Attributes:
-      ring: the drawable sequences.
-      windows: `SequenceState.windows`.
-      slots: int32 [K], slots that changed; out of range for no change.
-      drawable: bool [K], True if the slot is drawable now.
-      td_errors: float [K], initial TD errors of the sequences in `slots`; or None.
-    """
-
-    ring: ring.Ring
-    windows: Any
-    slots: jax.Array
-    drawable: jax.Array
-    td_errors: jax.Array | None
 
 
 def init(buffer: Any) -> None:
@@ -37,7 +19,7 @@ def init(buffer: Any) -> None:
 
 def advance(
     buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: jax.Array, wait: jax.Array, td_errors: Any
-) -> ChangedSlots:
+) -> tuple[dict[str, Any], jax.Array, jax.Array, jax.Array | None]:
     """The change by new rows.
 
     The completed sequences change their slots. So may the oldest slot, which can hold a partly overwritten sequence.
@@ -50,6 +32,10 @@ def advance(
       completed: int32 [], number of sequences of each stream that they complete.
       wait: int32 [], `SequenceState.wait` after them.
       td_errors: float [buffer.completed(T), num_envs], of the completed sequences; or None.
+
+    Returns:
+      the fields of the state that change; int32 [K], slots that changed, out of range for no change; bool [K], True if
+      the slot is drawable now; and float [K], initial TD errors of the sequences in these slots, or None.
     """
     num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
     num_steps = flags.shape[0]
@@ -70,7 +56,7 @@ def advance(
         row = completed - 1 - age
         td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
     sequences = dataclasses.replace(sequences, size=drawable * num_envs)
-    return ChangedSlots(sequences, None, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors)
+    return {"ring": sequences}, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors
 
 
 def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:

@@ -220,8 +220,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         completed = jnp.maximum(count - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - count
         state = dataclasses.replace(state, ring=state.ring.after(steps, flags))
-        change = self._drawable.advance(self, state, flags, count, completed, wait, td_errors)
-        rows = state.rows.after(change.ring.inserted)
+        changed, *inserted = self._drawable.advance(self, state, flags, count, completed, wait, td_errors)
+        rows = state.rows.after(changed["ring"].inserted)
         at, _ = rows.next_slots(None, num_steps)
         at = jnp.where(mask, at, self.length)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
@@ -231,9 +231,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             ends=ends,
             rows=rows.advance(count),
             wait=wait,
-            ring=change.ring,
-            **self._insert(state, change.slots, change.drawable, change.td_errors),
-            windows=change.windows,
+            **changed,
+            **self._insert(state, *inserted),
             episodes=state.episodes and _later_steps.append(state.episodes, flags, at),
         )
 

@@ -112,9 +112,9 @@ class Buffer(Sized, Generic[S]):
 
     _check_state = check_state
 
-    @abc.abstractmethod
-    def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
-        """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
+    def _younger(self, state: S, max_age: jax.Array) -> ring.Live:
+        """The slots of items with a `Sample.age` below `max_age` (int32 []); only if the buffer keeps an order."""
+        raise NotImplementedError
 
     def _own_key(self, key: jax.Array) -> jax.Array:
         """The key of this shard."""
@@ -180,10 +180,10 @@ class Buffer(Sized, Generic[S]):
             rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
             raise ValueError(f"got a draw of {batch_size} rows, expected {rule}.")
         key = self._own_key(key)
-        live, sampler_state = self._live(state), state.sampler
+        live, sampler_state = state.ring.live(), state.sampler
         if max_age is not None:
             self._check_order("max_age")
-            live = self._live(state, checks.as_count(max_age))
+            live = self._younger(state, checks.as_count(max_age))
             sampler_state = self.sampler.restrict(state.sampler, live)
         if state.uses is not None:
             live = state.uses.live(live, max_age is not None)
@@ -218,7 +218,7 @@ class Buffer(Sized, Generic[S]):
           ([10, 20, 30], [1.0, 0.0])
         """
         key = self._own_key(key)
-        live = self._live(state)
+        live = state.ring.live()
         end = -(-live.size // batch_size)
         step = checks.as_int32(step)
         step = jnp.where((step >= 0) & (step < end), step, end)

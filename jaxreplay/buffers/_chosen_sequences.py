@@ -7,7 +7,7 @@ The number of rows of a stream since its last break, or the flag of the row befo
 sequence is drawable.
 
 This module and `_every_sequence` have the same functions: `init`, `advance`, `end_streams`, `starts`, `ages` and
-`live`.
+`younger`.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     return ring.wrap_negative(since, buffer.length) // buffer.stride
 
 
-def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
+def younger(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 []).
 
     The ring has all in order, oldest first. The search reads PROBES ages at a time, O(log(capacity)) times.

@@ -1,7 +1,7 @@
 """Drawable sequences of a `SequenceBuffer` if all are: their slots follow from their numbers.
 
 This module and `_chosen_sequences` have the same functions: `init`, `advance`, `end_streams`, `starts`, `ages` and
-`live`.
+`younger`.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     return _age_of_start(buffer, state, jax.lax.div(slots, jnp.int32(buffer.num_envs)))
 
 
-def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
+def younger(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
     return state.ring.newest(jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs)
 

@@ -160,9 +160,6 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         slots = jax.lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
         return jnp.where((handles >= 0) & (self._own_handles(state, slots) == handles), slots, self.capacity)
 
-    def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
-        return state.ring.live()
-
     def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return jnp.full(slots.shape, -1, jnp.int32)
 

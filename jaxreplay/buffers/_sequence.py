@@ -417,10 +417,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             return
         raise ValueError(f"{given}: this state is of a buffer with {other}; use the buffer that made it.")
 
-    def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
-        if max_age is None:
-            return state.ring.live()
-        return self._drawable.live(self, state, max_age)
+    def _younger(self, state: SequenceState, max_age: jax.Array) -> ring.Live:
+        return self._drawable.younger(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         return self._drawable.ages(self, state, slots)

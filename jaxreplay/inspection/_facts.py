@@ -39,7 +39,7 @@ def of_items(part: Any, state: Any) -> Items:
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[Any, ...]:
-        every, sampler = part._live(state), part.sampler
+        every, sampler = state.ring.live(), part.sampler
         live = ring.wrap_negative(slots - every.start, part._num_slots) < every.size
         return live, part._ages(state, slots), sampler.masses(state.sampler), sampler.priorities(state.sampler, slots)
 

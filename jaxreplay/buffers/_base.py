@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
+from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.buffers import _sample, _uses
 from jaxreplay.buffers._sample import Sample
 from jaxreplay.buffers._state import S, Sized, check_once, check_state, sizes
@@ -225,7 +225,7 @@ class Buffer(Sized, Generic[S]):
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
-        slots = live.slots(permutation.permuted(order, position, live.size))
+        slots = live.slots(random.permuted(order, position, live.size))
         exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = xla.materialize(slots, exists)
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)

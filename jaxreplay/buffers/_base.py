@@ -130,7 +130,7 @@ class Buffer(Sized, Generic[S]):
         """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
         return {
             "storage": layouts.zeros(spec, tuple(sizes(self).values()), self._batch_axes),
-            "ring": ring.init(self._num_slots),
+            "ring": ring.init(self._num_slots, self._num_shards),
             "sampler": self.sampler.init(self._num_slots),
             "uses": _uses.init(self),
         }

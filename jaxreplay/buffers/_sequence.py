@@ -146,19 +146,18 @@ class SequenceBuffer(Buffer[SequenceState]):
         spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
+        return devices.init_on(steps, lambda: SequenceState(**self._empty(spec)))
+
+    def _empty(self, spec: Any) -> Any:
         flag = jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        return devices.init_on(
-            steps,
-            lambda: SequenceState(
-                ends=layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
-                rows=ring.init(self.length),
-                wait=xla.full((), self.sequence_length, jnp.int32),
-                windows=self._drawable.init(self),
-                episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
-                sequences=(self.sequence_length, self.stride),
-                **self._empty(spec),
-            ),
-        )
+        return super()._empty(spec) | {
+            "ends": layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
+            "rows": ring.init(self.length),
+            "wait": xla.full((), self.sequence_length, jnp.int32),
+            "windows": self._drawable.init(self),
+            "episodes": _later_steps.init(self.length, self.num_envs) if self.hindsight else None,
+            "sequences": (self.sequence_length, self.stride),
+        }
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
     def add(

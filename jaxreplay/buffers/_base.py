@@ -58,11 +58,6 @@ class Buffer(Sized, Generic[S]):
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
         """Insert a batch of items."""
 
-    @property
-    @abc.abstractmethod
-    def _num_slots(self) -> int:
-        """Size of the ring of slots."""
-
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
@@ -130,8 +125,8 @@ class Buffer(Sized, Generic[S]):
         """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
         return {
             "storage": layouts.zeros(spec, tuple(sizes(self).values()), self._batch_axes),
-            "ring": ring.init(self._num_slots, self._num_shards),
-            "sampler": self.sampler.init(self._num_slots),
+            "ring": ring.init(self.num_slots, self._num_shards),
+            "sampler": self.sampler.init(self.num_slots),
             "uses": _uses.init(self),
         }
 
@@ -176,8 +171,8 @@ class Buffer(Sized, Generic[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.27, 0.27, 0.27]
         """
-        if self.sampler.is_distinct and batch_size > self._num_slots:
-            rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
+        if self.sampler.is_distinct and batch_size > self.num_slots:
+            rule = f"at most {self.num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
             raise ValueError(f"got a draw of {batch_size} rows, expected {rule}.")
         key = self._own_key(key)
         live, sampler_state = state.ring.live(), state.sampler
@@ -279,6 +274,7 @@ class Buffer(Sized, Generic[S]):
         return ring.at_least(rows.size, rows.capacity)
 
     @property
+    @abc.abstractmethod
     def num_slots(self) -> int:
         """Number of slots: the maximum number of drawable items (sequences).
 
@@ -286,7 +282,6 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.num_slots, sequences.num_slots  # 4 items; 7 starts in one stream
           (4, 7)
         """
-        return self._num_slots
 
     @calls.method(donates=True)
     def clear(self, state: S) -> S:
@@ -304,7 +299,7 @@ class Buffer(Sized, Generic[S]):
 
     def _emptied(self, state: S) -> dict[str, Any]:
         """The fields of the state that `clear` changes."""
-        sampler = self.sampler.cleared(state.sampler, self._num_slots)
+        sampler = self.sampler.cleared(state.sampler, self.num_slots)
         return {"ring": state.ring.emptied(), "sampler": sampler, "uses": state.uses and state.uses.cleared()}
 
     @calls.method(rows=("indices", "td_errors"), donates=True)

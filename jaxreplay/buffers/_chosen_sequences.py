@@ -42,7 +42,7 @@ class ChosenSequences(shown.Shown):
 
 def init(buffer: Any) -> ChosenSequences:
     """No drawable sequences."""
-    first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
+    first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer.num_slots,), 0)
     return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
@@ -50,7 +50,7 @@ def advance(
     buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: Any, wait: Any, td_errors: Any
 ) -> tuple[dict[str, Any], jax.Array, jax.Array, jax.Array | None]:
     """The change by new rows; see `_every_sequence.advance`."""
-    (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer._num_slots
+    (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer.num_slots
     # Rows of the sequences that these rows may complete, counted from the first new row.
     last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
     first = last - buffer.sequence_length + 1

@@ -37,7 +37,7 @@ def advance(
       the fields of the state that change; int32 [K], slots that changed, out of range for no change; bool [K], True if
       the slot is drawable now; and float [K], initial TD errors of the sequences in these slots, or None.
     """
-    num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
+    num_starts, num_slots, num_envs = buffer._num_starts, buffer.num_slots, buffer.num_envs
     num_steps = flags.shape[0]
     stored = jnp.minimum(state.rows.size + count, buffer.length)
     drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
@@ -88,5 +88,5 @@ def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
 
 
 def _age_of_start(buffer: Any, state: Any, start: jax.Array) -> jax.Array:
-    age = jax.lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
+    age = jax.lax.div(state.ring.inserted % buffer.num_slots, jnp.int32(buffer.num_envs)) - 1 - start
     return ring.wrap_negative(age, buffer._num_starts)

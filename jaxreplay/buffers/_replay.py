@@ -63,7 +63,8 @@ class ItemBuffer(Buffer[S]):
         return items, batch_size, None if mask is None else mask.reshape(-1), td_errors
 
     @property
-    def _num_slots(self) -> int:
+    def num_slots(self) -> int:
+        """Number of slots, the capacity."""
         return self.capacity
 
 

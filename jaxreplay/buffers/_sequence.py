@@ -321,7 +321,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, indices)
         row, env = self._drawable.starts(self, state, slots)
-        exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
+        exists, sizes = slots < self.num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
@@ -370,7 +370,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         return self.windows in ("cut", "episodes")
 
     @property
-    def _num_slots(self) -> int:
+    def num_slots(self) -> int:
+        """Number of slots: the maximum number of drawable sequences."""
         return self._num_starts * self.num_envs
 
     def _num_steps(self, spec: Any) -> int:
@@ -429,7 +430,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         first, env = self._drawable.starts(self, state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = ring.wrap_excess(rows, self.length)  # [B, sequence_length]
-        exists = (slots < self._num_slots)[:, None]
+        exists = (slots < self.num_slots)[:, None]
         return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:

@@ -65,7 +65,7 @@ def sizes(buffer: Any) -> dict[str, int]:
 @functools.cache
 def of_states(buffer: Any) -> Any:
     """`sizes`, and the `kind` of samplers and uses, of a buffer's states; cached, as every trace needs it."""
-    slots = buffer._num_slots
+    slots = buffer.num_slots
     return sizes(buffer), kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
 
 

@@ -76,8 +76,8 @@ class Uses(layouts.BackendState):
 def init(buffer: Any) -> Uses | None:
     if not buffer.count_updates and buffer.max_uses is None:
         return None
-    unspent = None if buffer.max_uses is None else sum_tree.init(buffer._num_slots)
-    return Uses(xla.full((buffer._num_slots,), 0, jnp.int32), xla.full((), 0, jnp.int32), unspent)
+    unspent = None if buffer.max_uses is None else sum_tree.init(buffer.num_slots)
+    return Uses(xla.full((buffer.num_slots,), 0, jnp.int32), xla.full((), 0, jnp.int32), unspent)
 
 
 def num_drawable(uses: Uses | None, size: jax.Array) -> jax.Array:

@@ -162,7 +162,7 @@ def test_items_of_every_dtype_move():
 @functools.partial(jax.jit, static_argnums=0)
 def every_sequence(buffer, state):
     """Handles (-1 for none), items and masks of all slots."""
-    slots = np.arange(buffer._num_slots, dtype=np.int32)
+    slots = np.arange(buffer.num_slots, dtype=np.int32)
     return state.ring.handles(slots), *buffer._read(state, slots, fill=False)
 
 
@@ -211,7 +211,7 @@ def test_sequences_keep_their_starts_and_priorities(lengths, shards, samplers, w
                 found[ids[0] // 100, ids[0] % 100] = ids, mask[slot].tolist(), leaf
             if tree is not None:
                 check_tree(one.sampler.tree)
-                assert np.all(tree[: shard._num_slots][handles < 0] == 0)
+                assert np.all(tree[: shard.num_slots][handles < 0] == 0)
         return found
 
     def check(buffer, state, leaves):

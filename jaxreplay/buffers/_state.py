@@ -34,11 +34,9 @@ class State(layouts.BackendState):
     locals()["__getattr__"] = foreign_names.missing
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
-        words, axes = shown.held(self.ring, lambda ring: ring.size, self.ring.capacity, self._noun[0])
-        axes += self._noun[1]
-        items = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), self.storage, is_leaf=layouts.is_leaf
-        )
+        words, axes = shown.held(self.ring.size, self.ring.capacity, self._noun[0])
+        stored, axes = layouts.stored_spec(self.storage), axes + self._noun[1]
+        items = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), stored)
         others = {name: x for name, x in vars(self).items() if name not in ("storage", "ring", "rows", "sequences")}
         return words, {"": items, **others}
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxreplay._common import checks, devices, meshes
 from jaxreplay._common.calls import Call, forwarded
@@ -217,7 +217,7 @@ class Sharded(Sized, Generic[S]):
     def _map(self, function: Callable[..., Any], specs: tuple[Any, ...], *arguments: Any) -> Any:
         """Apply `function` to each device's part of the arguments, partitioned by `specs`; join parts of the result."""
         mesh = meshes.mesh_here(self.mesh)
-        if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
+        if self.axis in mesh.explicit_axes:
 
             def laid_out(spec: PartitionSpec, argument: Any) -> Any:
                 sharding = NamedSharding(mesh, spec)

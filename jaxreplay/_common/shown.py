@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.core
 
-from jaxreplay._common import checks, xla
+from jaxreplay._common import checks, foreign_names, xla
 
 HIDDEN = "__annotations__", "__dataclass_fields__", "__dataclass_params__", "__match_args__"
 LINES = textwrap.TextWrapper(100, "", "  ", break_on_hyphens=False, max_lines=6, placeholder=" ...)")
@@ -23,7 +23,9 @@ class Kind(abc.ABCMeta):
 
 
 class Shown(metaclass=Kind):
-    """Base of pytrees with a short `repr`; their dataclass would write all numbers."""
+    """Base of pytrees with a short `repr`, as their dataclass would write all numbers; and errors of unknown names."""
+
+    locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
 
     def __init_subclass__(cls) -> None:
         cls.__repr__ = _text  # a dataclass keeps a method of the class itself

@@ -31,7 +31,6 @@ class State(layouts.BackendState):
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
     _noun: ClassVar = "items", 1  # and the axis of the storage at which `repr` lets an item begin
-    locals()["__getattr__"] = foreign_names.missing
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
         words, axes = shown.held(self.ring.size, self.ring.capacity, self._noun[0])

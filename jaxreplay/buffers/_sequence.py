@@ -236,11 +236,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         )
 
     def _emptied(self, state: SequenceState) -> dict[str, Any]:
-        changed = super()._emptied(state) | {"wait": jnp.minimum(state.wait, 0) + self.sequence_length}
-        changed["rows"] = state.rows.emptied()
-        if (chosen := state.windows) is not None:
-            changed["windows"] = dataclasses.replace(chosen, so_far=jnp.minimum(chosen.so_far, 0))
-        return changed
+        wait = jnp.minimum(state.wait, 0) + self.sequence_length
+        return super()._emptied(state) | {"rows": state.rows.emptied(), "wait": wait}
 
     def completed(self, num_steps: int) -> int:
         """Maximum number of sequences that `num_steps` steps of a stream complete: the K of `add(td_errors=)`.

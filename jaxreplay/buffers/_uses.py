@@ -54,12 +54,12 @@ class Uses(layouts.BackendState):
         """
         capacity = self.of_slots.shape[0]
         at_slots = self.of_slots.at[slots]
-        before = at_slots.get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        before = at_slots.get(mode="fill", wrap_negative_indices=False)
         more = (before < MOST).astype(jnp.int32)
         of_slots = at_slots.add(more, mode="drop", wrap_negative_indices=False)
         unspent, spent = self.unspent, None
         if unspent is not None and max_uses is not None:
-            spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses
+            spent = of_slots.at[slots].get(mode="fill", wrap_negative_indices=False) >= max_uses
             # All rows write 0, so a repeated slot has one result.
             unspent = sum_tree.update(unspent, slots, jnp.zeros(slots.shape), mask=spent)
         late = ring.saturating_add(self.late, jnp.sum(slots >= capacity, dtype=jnp.int32))

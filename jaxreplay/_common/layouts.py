@@ -239,13 +239,9 @@ def _stride(item: tuple[int, ...], dtype: Any) -> int:
 
 
 def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> int:
-    """Number of rows that store all items."""
-    stride, num_items = _stride(item, dtype), math.prod(leading)
-    if stride % LANES == 0:
-        return num_items * (stride // LANES)
-    tile = _tile(dtype) // LANES
-    rows = num_items // LANES * stride + -(-(num_items % LANES * stride) // LANES)
-    return -(-rows // tile) * tile
+    """Number of rows that store all items, in whole tiles."""
+    num_tiles = -(-math.prod(leading) * _stride(item, dtype) // _tile(dtype))
+    return num_tiles * (_tile(dtype) // LANES)
 
 
 def _item_numbers(stored: Rows, slots: jax.Array, stride: int) -> jax.Array:

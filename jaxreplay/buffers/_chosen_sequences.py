@@ -51,14 +51,13 @@ def advance(
 ) -> tuple[dict[str, Any], jax.Array, jax.Array, jax.Array | None]:
     """The change by new rows; see `_every_sequence.advance`."""
     (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer.num_slots
-    # Rows of the sequences that these rows may complete, counted from the first new row.
-    last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
-    first = last - buffer.sequence_length + 1
-    may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
-    may_be_drawn, so_far = may_be_drawn & (count > 0), jnp.where(count > 0, so_far, state.windows.so_far)
+    # First rows of the sequences that these rows may complete, counted from the first new row.
+    starting = buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
+    first = starting + state.wait - buffer.sequence_length
+    may_be_drawn, so_far = _judge(buffer, state, flags, count, first)
     cursor = state.rows.inserted % length
     # The oldest sequences may be overwritten.
-    position = jnp.arange(min(last.size * num_envs, num_slots), dtype=jnp.int32)
+    position = jnp.arange(min(first.size * num_envs, num_slots), dtype=jnp.int32)
     old = state.ring.live().slots(position)
     until = ring.wrap_negative(starts(buffer, state, old)[0] - cursor, length)
     gone = (position < state.ring.size) & (until < count)
@@ -131,13 +130,13 @@ def younger(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     return state.ring.newest(every.size - num_older)
 
 
-def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """True for drawable sequences with rows `first` to `last` (int32 [K]), bool [K, num_envs]; and `so_far`."""
-    num_steps, so_far = flags.shape[0], state.windows.so_far
+def _judge(buffer: Any, state: Any, flags: jax.Array, count: Any, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """True for drawable sequences with the rows from `first` (int32 [K]) on, bool [K, num_envs]; and `so_far`."""
+    num_steps, so_far, last = flags.shape[0], state.windows.so_far, first + buffer.sequence_length - 1
     if buffer.windows == "episodes":
         may_be_drawn = _start_episodes(buffer, state, flags, first)
         may_be_drawn &= so_far[None] + last[:, None] + 1 >= buffer.sequence_length
-        so_far = jnp.minimum(so_far + num_steps, buffer.sequence_length)
+        so_far = jnp.minimum(so_far + count, buffer.sequence_length)
     else:
         breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
         following = jnp.arange(1, num_steps + 1, dtype=jnp.int32)[:, None]
@@ -145,8 +144,8 @@ def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: ja
         start = jax.lax.cummax(jnp.where(breaks, following, -so_far[None]), axis=0)
         before = jnp.where(is_gap(flags), num_steps, jnp.concatenate([-so_far[None], start[:-1]]))
         may_be_drawn = before[jnp.clip(last, 0, num_steps - 1)] <= first[:, None]
-        so_far = jnp.minimum(num_steps - start[-1], buffer.sequence_length)
-    return may_be_drawn & ((last < num_steps) & (first >= num_steps - buffer.length))[:, None], so_far
+        so_far = jnp.minimum(count - start[-1], buffer.sequence_length)
+    return may_be_drawn & ((last < count) & (first >= num_steps - buffer.length))[:, None], so_far
 
 
 def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) -> jax.Array:

@@ -68,12 +68,14 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; arbitrary for slots out of range."""
     start = jax.lax.div(slots, jnp.int32(buffer.num_envs))
-    return row_of_age(buffer, state, _age_of_start(buffer, state, start)), slots - start * buffer.num_envs
+    return row_of_age(buffer, state, ages(buffer, state, slots)), slots - start * buffer.num_envs
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     """Number of later sequences of the same stream, int32 [B]."""
-    return _age_of_start(buffer, state, jax.lax.div(slots, jnp.int32(buffer.num_envs)))
+    start = jax.lax.div(slots, jnp.int32(buffer.num_envs))
+    newest = jax.lax.div(state.ring.inserted % buffer.num_slots, jnp.int32(buffer.num_envs)) - 1
+    return ring.wrap_negative(newest - start, buffer._num_starts)
 
 
 def younger(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
@@ -85,8 +87,3 @@ def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
     """First rows of the sequences completed `age` starts ago (0 for the newest)."""
     row = state.rows.inserted % buffer.length + state.wait - buffer.sequence_length - (age + 1) * buffer.stride
     return jnp.clip(ring.wrap_negative(row, buffer.length), 0, buffer.length - 1)
-
-
-def _age_of_start(buffer: Any, state: Any, start: jax.Array) -> jax.Array:
-    age = jax.lax.div(state.ring.inserted % buffer.num_slots, jnp.int32(buffer.num_envs)) - 1 - start
-    return ring.wrap_negative(age, buffer._num_starts)

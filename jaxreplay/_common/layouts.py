@@ -254,10 +254,13 @@ def _item_numbers(stored: Rows, slots: jax.Array, stride: int) -> jax.Array:
     return jnp.where(inside, slots * others + within, beyond)
 
 
-def _rows_and_lanes(items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
+def _rows_and_lanes(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
     """Rows and lanes, [..., stride], of items [...] that are not aligned to rows."""
-    first_row = jax.lax.div(items, np.int32(LANES)) * stride  # of LANES items; items * stride might exceed int32
-    lanes = _consecutive(jax.lax.rem(items, np.int32(LANES)) * stride, stride)
+    first_row, lane = jnp.zeros_like(items), items * stride
+    if rows.size > 2**30:  # int32 might overflow
+        first_row = jax.lax.div(items, np.int32(LANES)) * stride
+        lane = jax.lax.rem(items, np.int32(LANES)) * stride
+    lanes = _consecutive(lane, stride)
     return jax.lax.div(lanes, np.int32(LANES)) + first_row[..., None], jax.lax.rem(lanes, np.int32(LANES))
 
 
@@ -270,7 +273,7 @@ def _view(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, Any]:
     """A view of the rows, and the indices that gather the numbers of items [...] from it in order, [..., ...]."""
     rows = stored.rows
     if stride % LANES:
-        return rows, _rows_and_lanes(items, stride)
+        return rows, _rows_and_lanes(rows, items, stride)
     if stride % _tile(rows.dtype) == 0:
         return rows.reshape(-1, stride // LANES, LANES), (items,)
     rows_per_item = stride // LANES

@@ -141,8 +141,9 @@ def test_rows_take_little_more_than_their_items(as_rows, kind):
 @pytest.mark.parametrize("stride", [5, 140, 409])
 def test_places_of_packed_items_do_not_overflow(stride):
     num_items = 2**23 + 5
+    rows = jax.ShapeDtypeStruct((-(-num_items * stride // 128), 128), jnp.uint8)
     items = np.array([0, 1, 127, 128, 2**20 + 77, num_items - 1])
-    row, lane = jax.jit(lambda items: layouts._rows_and_lanes(items, stride))(items.astype(np.int32))
+    row, lane = jax.jit(lambda items: layouts._rows_and_lanes(rows, items, stride))(items.astype(np.int32))
     place = items[:, None] * stride + np.arange(stride)  # int64
     np.testing.assert_array_equal(row, place // 128)
     np.testing.assert_array_equal(lane, place % 128)

@@ -239,22 +239,19 @@ def _stride(item: tuple[int, ...], dtype: Any) -> int:
 
 
 def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> int:
-    """Number of rows that store all items."""
-    stride, num_items = _stride(item, dtype), math.prod(leading)
-    if stride % LANES == 0:
-        return num_items * (stride // LANES)
-    tile = _tile(dtype) // LANES
-    rows = num_items // LANES * stride + -(-(num_items % LANES * stride) // LANES)
-    return -(-rows // tile) * tile
+    """Number of rows that store all items, in whole tiles."""
+    num_tiles = -(-math.prod(leading) * _stride(item, dtype) // _tile(dtype))
+    return num_tiles * (_tile(dtype) // LANES)
 
 
-def _item_numbers(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
-    """Flat indices of the items at `slots` [...] of the first axis, [..., *leading[1:]]; `fill` if out of range."""
+def _item_numbers(stored: Rows, slots: jax.Array, stride: int) -> jax.Array:
+    """Flat indices of the items at `slots` [...] of the first axis, [..., *leading[1:]]; out of range if these are."""
+    beyond = -(-stored.rows.size // stride)  # out of range even in the padding of the last rows
     others = math.prod(stored.leading[1:])
     within = np.arange(others, dtype=np.int32).reshape(*[1] * slots.ndim, *stored.leading[1:])
     slots = slots.reshape(*slots.shape, *[1] * (within.ndim - slots.ndim))
     inside = (slots >= 0) & (slots < stored.leading[0])
-    return jnp.where(inside, slots * others + within, fill)
+    return jnp.where(inside, slots * others + within, beyond)
 
 
 def _rows_and_lanes(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
@@ -286,8 +283,7 @@ def _view(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, Any]:
 def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> jax.Array:
     """The rows of `stored` with `new` [B, ...] at `slots` [B]."""
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
-    beyond = -(-stored.rows.size // stride)  # out of range even in the padding of the last rows
-    items = _item_numbers(stored, slots, beyond).reshape(-1)
+    items = _item_numbers(stored, slots, stride).reshape(-1)
     array, at = _view(stored, items, stride)
     numbers = jnp.pad(new.reshape(items.size, size), ((0, 0), (0, stride - size)))
     numbers = numbers.reshape(*at[0].shape, *array.shape[len(at) :])
@@ -297,15 +293,11 @@ def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> jax.Array:
 
 def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
     """Items at `slots` [...], [..., *leading[1:], *item]; with `fill`, zeros if out of range."""
-    items = _item_numbers(stored, slots, 0)
-    stride = _stride(stored.item, stored.dtype)
+    stride, mode = _stride(stored.item, stored.dtype), "fill" if fill else "promise_in_bounds"
+    items = _item_numbers(stored, slots, stride)
     array, at = _view(stored, items, stride)
-    numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False).reshape(*items.shape, stride)
-    found = numbers[..., : math.prod(stored.item)].reshape(*items.shape, *stored.item)
-    if not fill:
-        return found
-    inside = (slots >= 0) & (slots < stored.leading[0])
-    return jnp.where(inside.reshape(*slots.shape, *[1] * (found.ndim - slots.ndim)), found, jnp.zeros_like(found))
+    numbers = array.at[at].get(mode=mode, fill_value=0, wrap_negative_indices=False).reshape(*items.shape, stride)
+    return numbers[..., : math.prod(stored.item)].reshape(*items.shape, *stored.item)
 
 
 def _as_it_is(stored: Rows) -> jax.Array:

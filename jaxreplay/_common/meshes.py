@@ -32,8 +32,7 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
         mesh = next((mesh for mesh in map(_explicit_mesh, leaves) if mesh is not None), None)
         if mesh is None or _use_mesh is None:
             return function(state, *arguments)
-        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-        automatic = mesh.update_axis_types({name: AxisType.Auto for name in types if types[name] == AxisType.Explicit})
+        automatic = mesh.update_axis_types(dict.fromkeys(mesh.explicit_axes, AxisType.Auto))
         of_rows = {x.shape[0]: spec[:1] for x in leaves if any((spec := _spec(x))[:1]) and x.shape[0]}
 
         def within(x: Any) -> Any:
@@ -41,7 +40,7 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
 
         def as_old(x: jax.Array, old: Any) -> jax.Array:
             old_mesh = jax.typeof(old).sharding.mesh
-            is_automatic = not old_mesh.empty and AxisType.Explicit not in old_mesh.axis_types
+            is_automatic = not old_mesh.empty and not old_mesh.explicit_axes
             return x if is_automatic else _resharded(x, mesh, _spec(old))
 
         def as_given(result: Any) -> Any:
@@ -65,14 +64,14 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
 def mesh_here(mesh: Mesh) -> Mesh | AbstractMesh:
     """`mesh`, or its abstract mesh with automatic axes inside `over_any_mesh`."""
     here = jax.sharding.get_abstract_mesh()
-    is_automatic = here.axis_names == mesh.axis_names and AxisType.Explicit not in here.axis_types
-    return here if is_automatic and AxisType.Explicit in mesh.axis_types else mesh
+    is_automatic = here.axis_names == mesh.axis_names and not here.explicit_axes
+    return here if is_automatic and mesh.explicit_axes else mesh
 
 
 def _explicit_mesh(x: Any) -> AbstractMesh | None:
     """The mesh of an array that is sharded over explicit axes, else None."""
     mesh = jax.typeof(x).sharding.mesh if isinstance(x, jax.Array) else None
-    return mesh if mesh is not None and AxisType.Explicit in mesh.axis_types else None
+    return mesh if mesh is not None and mesh.explicit_axes else None
 
 
 def _spec(x: Any) -> tuple[Any, ...]:

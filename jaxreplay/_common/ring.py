@@ -89,10 +89,6 @@ class Ring(shown.Shown):
             period //= 2
         return dataclasses.replace(self, period=period)
 
-    def first_handle(self, axis_name: str) -> jax.Array:
-        """First handle of this shard's ring, one of the rings along a mapped axis."""
-        return jax.lax.axis_index(axis_name) * self.period
-
     def after(self, *others: Any) -> Self:
         """The same ring; writes to its slots are ordered after all reads that `others` depend on."""
         return dataclasses.replace(self, inserted=xla.after(self.inserted, *others))
@@ -137,20 +133,14 @@ class Ring(shown.Shown):
         """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""
         return wrap_negative(self.inserted % self.capacity - 1 - slots, self.capacity)
 
-    def handles(self, slots: jax.Array, axis_name: str | None = None) -> jax.Array:
-        """Handles of the items in `slots` (int32 [B], in range), unique among all shards, int32 [B]; -1 if empty."""
+    def handles(self, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 if empty."""
         age = self.ages(slots)
         handles = wrap_negative(self.inserted % self.period - 1 - age, self.period)
-        return self.in_all_shards(jnp.where(age < self.size, handles, -1), axis_name)
+        return jnp.where(age < self.size, handles, -1)
 
-    def in_all_shards(self, handles: jax.Array, axis_name: str | None) -> jax.Array:
-        """Handles that are unique among all shards, from handles of this ring, int32 [B]; -1 stays."""
-        return handles if axis_name is None else jnp.where(handles >= 0, handles + self.first_handle(axis_name), -1)
-
-    def slots(self, handles: jax.Array, axis_name: str | None = None) -> jax.Array:
-        """Slots of `handles` (int32 [B]), int32 [B]; the capacity if the item is not stored, or not in this shard."""
-        if axis_name is not None:
-            handles = handles - self.first_handle(axis_name)
+    def slots(self, handles: jax.Array) -> jax.Array:
+        """Slots of `handles` (int32 [B]), int32 [B]; the capacity if the item is not stored."""
         age = wrap_negative(self.inserted % self.period - 1 - handles, self.period)
         stored = (handles >= 0) & (handles < self.period) & (age < self.size)
         return jnp.where(stored, wrap_negative(self.inserted % self.capacity - 1 - age, self.capacity), self.capacity)

@@ -4,13 +4,12 @@ import abc
 import collections
 import math
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.core
 
-from jaxreplay._common import checks, xla
+from jaxreplay._common import checks, foreign_names, xla
 
 HIDDEN = "__annotations__", "__dataclass_fields__", "__dataclass_params__", "__match_args__"
 LINES = textwrap.TextWrapper(100, "", "  ", break_on_hyphens=False, max_lines=6, placeholder=" ...)")
@@ -24,7 +23,9 @@ class Kind(abc.ABCMeta):
 
 
 class Shown(metaclass=Kind):
-    """Base of pytrees with a short `repr`; their dataclass would write all numbers."""
+    """Base of pytrees with a short `repr`, as their dataclass would write all numbers; and errors of unknown names."""
+
+    locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
 
     def __init_subclass__(cls) -> None:
         cls.__repr__ = _text  # a dataclass keeps a method of the class itself
@@ -34,14 +35,14 @@ class Shown(metaclass=Kind):
         return "", vars(self)
 
 
-def held(counters: Any, size_of: Callable[[Any], Any], capacity: int, noun: str) -> tuple[str, int]:
-    """`size_of(counters)` in words, by shard and lane, "?" if that needs a wait; and the number of axes of these."""
-    leaves, sizes, count = jax.tree.leaves(counters), jax.eval_shape(size_of, counters).shape, "?"
-    if math.prod(sizes) and all(map(_is_here, leaves)):
-        found = size_of(jax.tree.map(xla.on_host, counters))
+def held(size: Any, capacity: int, noun: str) -> tuple[str, int]:
+    """`size` (int32 [...]) in words, by shard and lane, "?" if that needs a wait; and the number of its axes."""
+    count = "?"
+    if size.size and _is_here(size):
+        found = xla.on_host(size)
         count = " to ".join(f"{x:,}" for x in sorted({int(found.min()), int(found.max())}))
-    spec = getattr(getattr(leaves[0], "sharding", None), "spec", ())
-    axes = [f"{n:,} {'shards' if any(spec[i : i + 1]) else 'lanes'}" for i, n in enumerate(sizes)]
+    spec = getattr(getattr(size, "sharding", None), "spec", ())
+    axes = [f"{n:,} {'shards' if any(spec[i : i + 1]) else 'lanes'}" for i, n in enumerate(size.shape)]
     return f"{count} of {capacity:,} {noun}" + " in each of " * bool(axes) + " of ".join(axes), len(axes)
 
 

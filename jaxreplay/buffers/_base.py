@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
+from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.buffers import _sample, _uses
 from jaxreplay.buffers._sample import Sample
 from jaxreplay.buffers._state import S, Sized, check_once, check_state, sizes
@@ -58,11 +58,6 @@ class Buffer(Sized, Generic[S]):
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
         """Insert a batch of items."""
 
-    @property
-    @abc.abstractmethod
-    def _num_slots(self) -> int:
-        """Size of the ring of slots."""
-
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
@@ -79,13 +74,26 @@ class Buffer(Sized, Generic[S]):
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
 
+    def _own_handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles, within this shard, of the items in `slots` [B], which are in range; -1 for an empty slot."""
+        return state.ring.handles(slots)
+
+    def _own_slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of handles [B] within this shard; the number of slots for an item that is not stored."""
+        return state.ring.slots(handles)
+
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots` [B], which are in range, unique among all shards; -1 for an empty slot."""
-        return state.ring.handles(slots, self._axis_name)
+        handles = self._own_handles(state, slots)
+        return jnp.where(handles >= 0, handles + self._first_handle(state), -1) if self._axis_name else handles
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
         """Slots of `handles` [B]; the number of slots for an item that is no longer stored in this shard."""
-        return state.ring.slots(handles, self._axis_name)
+        return self._own_slots(state, handles - self._first_handle(state) if self._axis_name else handles)
+
+    def _first_handle(self, state: S) -> jax.Array:
+        """The first handle of this shard."""
+        return jax.lax.axis_index(self._axis_name) * state.ring.period
 
     @property
     def _fills_rows(self) -> bool:
@@ -99,9 +107,9 @@ class Buffer(Sized, Generic[S]):
 
     _check_state = check_state
 
-    @abc.abstractmethod
-    def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
-        """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
+    def _younger(self, state: S, max_age: jax.Array) -> ring.Live:
+        """The slots of items with a `Sample.age` below `max_age` (int32 []); only if the buffer keeps an order."""
+        raise NotImplementedError
 
     def _own_key(self, key: jax.Array) -> jax.Array:
         """The key of this shard."""
@@ -117,8 +125,8 @@ class Buffer(Sized, Generic[S]):
         """The fields that every empty state has, for items of `spec` with the leading axes of a batch."""
         return {
             "storage": layouts.zeros(spec, tuple(sizes(self).values()), self._batch_axes),
-            "ring": ring.init(self._num_slots),
-            "sampler": self.sampler.init(self._num_slots),
+            "ring": ring.init(self.num_slots, self._num_shards),
+            "sampler": self.sampler.init(self.num_slots),
             "uses": _uses.init(self),
         }
 
@@ -163,14 +171,14 @@ class Buffer(Sized, Generic[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.27, 0.27, 0.27]
         """
-        if self.sampler.is_distinct and batch_size > self._num_slots:
-            rule = f"at most {self._num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
+        if self.sampler.is_distinct and batch_size > self.num_slots:
+            rule = f"at most {self.num_slots}, the slots, as each is drawn once; draw fewer, or with replacement"
             raise ValueError(f"got a draw of {batch_size} rows, expected {rule}.")
         key = self._own_key(key)
-        live, sampler_state = self._live(state), state.sampler
+        live, sampler_state = state.ring.live(), state.sampler
         if max_age is not None:
             self._check_order("max_age")
-            live = self._live(state, checks.as_count(max_age))
+            live = self._younger(state, checks.as_count(max_age))
             sampler_state = self.sampler.restrict(state.sampler, live)
         if state.uses is not None:
             live = state.uses.live(live, max_age is not None)
@@ -205,14 +213,14 @@ class Buffer(Sized, Generic[S]):
           ([10, 20, 30], [1.0, 0.0])
         """
         key = self._own_key(key)
-        live = self._live(state)
+        live = state.ring.live()
         end = -(-live.size // batch_size)
         step = checks.as_int32(step)
         step = jnp.where((step >= 0) & (step < end), step, end)
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
-        slots = live.slots(permutation.permuted(order, position, live.size))
+        slots = live.slots(random.permuted(order, position, live.size))
         exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = xla.materialize(slots, exists)
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
@@ -266,6 +274,7 @@ class Buffer(Sized, Generic[S]):
         return ring.at_least(rows.size, rows.capacity)
 
     @property
+    @abc.abstractmethod
     def num_slots(self) -> int:
         """Number of slots: the maximum number of drawable items (sequences).
 
@@ -273,7 +282,6 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.num_slots, sequences.num_slots  # 4 items; 7 starts in one stream
           (4, 7)
         """
-        return self._num_slots
 
     @calls.method(donates=True)
     def clear(self, state: S) -> S:
@@ -291,7 +299,7 @@ class Buffer(Sized, Generic[S]):
 
     def _emptied(self, state: S) -> dict[str, Any]:
         """The fields of the state that `clear` changes."""
-        sampler = self.sampler.cleared(state.sampler, self._num_slots)
+        sampler = self.sampler.cleared(state.sampler, self.num_slots)
         return {"ring": state.ring.emptied(), "sampler": sampler, "uses": state.uses and state.uses.cleared()}
 
     @calls.method(rows=("indices", "td_errors"), donates=True)

@@ -7,7 +7,7 @@ The number of rows of a stream since its last break, or the flag of the row befo
 sequence is drawable.
 
 This module and `_every_sequence` have the same functions: `init`, `advance`, `end_streams`, `starts`, `ages` and
-`live`.
+`younger`.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ from flax import struct
 from jaxreplay._common import layouts, ring, shown, xla
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
-from jaxreplay.buffers._every_sequence import ChangedSlots
 
 PROBES = 64  # positions that a search reads at a time
 
@@ -43,23 +42,25 @@ class ChosenSequences(shown.Shown):
 
 def init(buffer: Any) -> ChosenSequences:
     """No drawable sequences."""
-    first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
+    first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer.num_slots,), 0)
     return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
 def advance(
     buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: Any, wait: Any, td_errors: Any
-) -> ChangedSlots:
+) -> tuple[dict[str, Any], jax.Array, jax.Array, jax.Array | None]:
     """The change by new rows; see `_every_sequence.advance`."""
-    (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer._num_slots
-    # Rows of the sequences that these rows may complete, counted from the first new row.
-    last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
-    first = last - buffer.sequence_length + 1
-    may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
-    may_be_drawn, so_far = may_be_drawn & (count > 0), jnp.where(count > 0, so_far, state.windows.so_far)
+    (num_steps, num_envs), length, num_slots = flags.shape, buffer.length, buffer.num_slots
+    # First rows of the sequences that these rows may complete, counted from the first new row.
+    starting = buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
+    first = starting + state.wait - buffer.sequence_length
+    may_be_drawn, so_far = _judge(buffer, state, flags, count, first)
     cursor = state.rows.inserted % length
-    most = min(last.size * num_envs, num_slots)
-    old, gone = _overwritten(buffer, state, cursor, count, most)
+    # The oldest sequences may be overwritten.
+    position = jnp.arange(min(first.size * num_envs, num_slots), dtype=jnp.int32)
+    old = state.ring.live().slots(position)
+    until = ring.wrap_negative(starts(buffer, state, old)[0] - cursor, length)
+    gone = (position < state.ring.size) & (until < count)
     sequences = state.ring.after(gone)
     new, num_new = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
@@ -71,13 +72,9 @@ def advance(
     old = jnp.where(gone & ~entered, old, num_slots)
     if td_errors is not None:
         td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
-    return ChangedSlots(
-        left.advance(num_new),
-        ChosenSequences(kept, so_far),
-        jnp.concatenate([new, old]),
-        jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
-        td_errors,
-    )
+    changed = {"ring": left.advance(num_new), "windows": ChosenSequences(kept, so_far)}
+    slots, is_new = jnp.concatenate([new, old]), jnp.arange(new.size + old.size) < new.size
+    return changed, slots, is_new, td_errors
 
 
 def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
@@ -119,7 +116,7 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     return ring.wrap_negative(since, buffer.length) // buffer.stride
 
 
-def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
+def younger(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 []).
 
     The ring has all in order, oldest first. The search reads PROBES ages at a time, O(log(capacity)) times.
@@ -133,35 +130,22 @@ def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     return state.ring.newest(every.size - num_older)
 
 
-def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """True for drawable sequences with rows `first` to `last` (int32 [K]), bool [K, num_envs]; and `so_far`."""
-    num_steps, so_far = flags.shape[0], state.windows.so_far
+def _judge(buffer: Any, state: Any, flags: jax.Array, count: Any, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """True for drawable sequences with the rows from `first` (int32 [K]) on, bool [K, num_envs]; and `so_far`."""
+    num_steps, so_far, last = flags.shape[0], state.windows.so_far, first + buffer.sequence_length - 1
     if buffer.windows == "episodes":
         may_be_drawn = _start_episodes(buffer, state, flags, first)
         may_be_drawn &= so_far[None] + last[:, None] + 1 >= buffer.sequence_length
-        so_far = jnp.minimum(so_far + num_steps, buffer.sequence_length)
+        so_far = jnp.minimum(so_far + count, buffer.sequence_length)
     else:
         breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
-        lengths, so_far = _episode_lengths(so_far, breaks, buffer.sequence_length)
-        lengths = jnp.where(is_gap(flags), 0, lengths)
-        may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= buffer.sequence_length
-    return may_be_drawn & ((last < num_steps) & (first >= num_steps - buffer.length))[:, None], so_far
-
-
-def _episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Number of rows after the last break, through each new row, int32 [T, num_envs]; and `so_far` after them.
-
-    Args:
-      so_far: int32 [num_envs], before.
-      ends: bool [T, num_envs], True for a break.
-      most: the counts saturate here.
-    """
-    time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
-    # Start of the count at the row after each one.
-    started = jax.lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
-    started = jnp.concatenate([-so_far[None], started])
-    lengths = jnp.minimum(time + 1 - started[:-1], most)
-    return lengths, jnp.where(ends[-1], 0, lengths[-1])
+        following = jnp.arange(1, num_steps + 1, dtype=jnp.int32)[:, None]
+        # The row after the last break up to each row.
+        start = jax.lax.cummax(jnp.where(breaks, following, -so_far[None]), axis=0)
+        before = jnp.where(is_gap(flags), num_steps, jnp.concatenate([-so_far[None], start[:-1]]))
+        may_be_drawn = before[jnp.clip(last, 0, num_steps - 1)] <= first[:, None]
+        so_far = jnp.minimum(count - start[-1], buffer.sequence_length)
+    return may_be_drawn & ((last < count) & (first >= num_steps - buffer.length))[:, None], so_far
 
 
 def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) -> jax.Array:
@@ -185,22 +169,3 @@ def _start_episodes(buffer: Any, state: Any, flags: jax.Array, time: jax.Array) 
     before = time - 1
     found = is_end(flags_at(before)) | (-before > state.rows.size)[:, None]  # or there was no row
     return found if flags.dtype == jnp.bool_ else found & ~is_gap(flags_at(time))
-
-
-def _overwritten(
-    buffer: Any, state: Any, cursor: jax.Array, count: jax.Array, most: int
-) -> tuple[jax.Array, jax.Array]:
-    """Slots of the oldest sequences, int32 [most]; and True if new rows overwrite the sequence, bool [most].
-
-    Args:
-      buffer: a `SequenceBuffer`.
-      state: its state before the rows are written.
-      cursor: int32 [], the first row that is written.
-      count: number of new rows, at most `length`.
-      most: upper bound on the number of sequences overwritten.
-    """
-    position = jnp.arange(most, dtype=jnp.int32)
-    slots = state.ring.live().slots(position)
-    row, _ = starts(buffer, state, slots)
-    until = ring.wrap_negative(row - cursor, buffer.length)
-    return slots, (position < state.ring.size) & (until < count)

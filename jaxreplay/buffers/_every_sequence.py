@@ -1,34 +1,16 @@
 """Drawable sequences of a `SequenceBuffer` if all are: their slots follow from their numbers.
 
 This module and `_chosen_sequences` have the same functions: `init`, `advance`, `end_streams`, `starts`, `ages` and
-`live`.
+`younger`.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import ring
-
-
-class ChangedSlots(NamedTuple):
-    """The drawable sequences after steps were added, and the slots that changed.
-
-    Attributes:
-      ring: the drawable sequences.
-      windows: `SequenceState.windows`.
-      slots: int32 [K], slots that changed; out of range for no change.
-      drawable: bool [K], True if the slot is drawable now.
-      td_errors: float [K], initial TD errors of the sequences in `slots`; or None.
-    """
-
-    ring: ring.Ring
-    windows: Any
-    slots: jax.Array
-    drawable: jax.Array
-    td_errors: jax.Array | None
 
 
 def init(buffer: Any) -> None:
@@ -37,7 +19,7 @@ def init(buffer: Any) -> None:
 
 def advance(
     buffer: Any, state: Any, flags: jax.Array, count: jax.Array, completed: jax.Array, wait: jax.Array, td_errors: Any
-) -> ChangedSlots:
+) -> tuple[dict[str, Any], jax.Array, jax.Array, jax.Array | None]:
     """The change by new rows.
 
     The completed sequences change their slots. So may the oldest slot, which can hold a partly overwritten sequence.
@@ -50,8 +32,12 @@ def advance(
       completed: int32 [], number of sequences of each stream that they complete.
       wait: int32 [], `SequenceState.wait` after them.
       td_errors: float [buffer.completed(T), num_envs], of the completed sequences; or None.
+
+    Returns:
+      the fields of the state that change; int32 [K], slots that changed, out of range for no change; bool [K], True if
+      the slot is drawable now; and float [K], initial TD errors of the sequences in these slots, or None.
     """
-    num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
+    num_starts, num_slots, num_envs = buffer._num_starts, buffer.num_slots, buffer.num_envs
     num_steps = flags.shape[0]
     stored = jnp.minimum(state.rows.size + count, buffer.length)
     drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
@@ -70,7 +56,7 @@ def advance(
         row = completed - 1 - age
         td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
     sequences = dataclasses.replace(sequences, size=drawable * num_envs)
-    return ChangedSlots(sequences, None, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors)
+    return {"ring": sequences}, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors
 
 
 def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
@@ -82,15 +68,17 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; arbitrary for slots out of range."""
     start = jax.lax.div(slots, jnp.int32(buffer.num_envs))
-    return row_of_age(buffer, state, _age_of_start(buffer, state, start)), slots - start * buffer.num_envs
+    return row_of_age(buffer, state, ages(buffer, state, slots)), slots - start * buffer.num_envs
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     """Number of later sequences of the same stream, int32 [B]."""
-    return _age_of_start(buffer, state, jax.lax.div(slots, jnp.int32(buffer.num_envs)))
+    start = jax.lax.div(slots, jnp.int32(buffer.num_envs))
+    newest = jax.lax.div(state.ring.inserted % buffer.num_slots, jnp.int32(buffer.num_envs)) - 1
+    return ring.wrap_negative(newest - start, buffer._num_starts)
 
 
-def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
+def younger(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
     return state.ring.newest(jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs)
 
@@ -99,8 +87,3 @@ def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
     """First rows of the sequences completed `age` starts ago (0 for the newest)."""
     row = state.rows.inserted % buffer.length + state.wait - buffer.sequence_length - (age + 1) * buffer.stride
     return jnp.clip(ring.wrap_negative(row, buffer.length), 0, buffer.length - 1)
-
-
-def _age_of_start(buffer: Any, state: Any, start: jax.Array) -> jax.Array:
-    age = jax.lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
-    return ring.wrap_negative(age, buffer._num_starts)

@@ -63,7 +63,8 @@ class ItemBuffer(Buffer[S]):
         return items, batch_size, None if mask is None else mask.reshape(-1), td_errors
 
     @property
-    def _num_slots(self) -> int:
+    def num_slots(self) -> int:
+        """Number of slots, the capacity."""
         return self.capacity
 
 
@@ -154,9 +155,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
     def _batch_axes(self) -> int:
         return self.axes
 
-    def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
-        if max_age is None:
-            return state.ring.live()
+    def _younger(self, state: ReplayState, max_age: jax.Array) -> ring.Live:
         return state.ring.newest(-(-max_age // ring.num_shards(self._axis_name)))
 
     def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:

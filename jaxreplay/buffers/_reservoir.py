@@ -148,7 +148,6 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         return handles, slots
 
     def _own_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
-        """Handles of the items in `slots` [B], which are in range, within this shard; -1 for an empty slot."""
         handles = xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
         # `clear` keeps the handles of what was there.
         handles = jnp.where(state.ring.ages(slots) < state.ring.size, handles, -1)
@@ -157,17 +156,9 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     def _emptied(self, state: ReservoirState) -> dict[str, Any]:
         return super()._emptied(state) | {"count": jnp.minimum(state.count, 0)}
 
-    def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
-        return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)
-
-    def _slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
-        if self._axis_name is not None:
-            handles = handles - state.ring.first_handle(self._axis_name)
+    def _own_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
         slots = jax.lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
         return jnp.where((handles >= 0) & (self._own_handles(state, slots) == handles), slots, self.capacity)
-
-    def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
-        return state.ring.live()
 
     def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return jnp.full(slots.shape, -1, jnp.int32)

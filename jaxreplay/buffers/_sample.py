@@ -7,7 +7,7 @@ import jax.core
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, foreign_names, ring, shown, xla
+from jaxreplay._common import checks, ring, shown, xla
 from jaxreplay.buffers._shards import room, whole_of
 
 BATCH_SIZE = 1, ring.MAX_CAPACITY, "the number of draws"  # rule of `checks.check_integer`
@@ -39,7 +39,6 @@ class Sample(shown.Shown):
     weights: jax.Array  # [batch]
     mask: jax.Array | None = None  # [batch, sequence_length]
     age: jax.Array | None = None  # [batch]
-    locals()["__getattr__"] = foreign_names.missing
 
 
 def sample_arguments(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:

@@ -146,19 +146,18 @@ class SequenceBuffer(Buffer[SequenceState]):
         spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
+        return devices.init_on(steps, lambda: SequenceState(**self._empty(spec)))
+
+    def _empty(self, spec: Any) -> Any:
         flag = jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        return devices.init_on(
-            steps,
-            lambda: SequenceState(
-                ends=layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
-                rows=ring.init(self.length),
-                wait=xla.full((), self.sequence_length, jnp.int32),
-                windows=self._drawable.init(self),
-                episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
-                sequences=(self.sequence_length, self.stride),
-                **self._empty(spec),
-            ),
-        )
+        return super()._empty(spec) | {
+            "ends": layouts.zeros(flag, (self.length, self.num_envs), 0) if self._keeps_ends else None,
+            "rows": ring.init(self.length),
+            "wait": xla.full((), self.sequence_length, jnp.int32),
+            "windows": self._drawable.init(self),
+            "episodes": _later_steps.init(self.length, self.num_envs) if self.hindsight else None,
+            "sequences": (self.sequence_length, self.stride),
+        }
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
     def add(
@@ -220,8 +219,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         completed = jnp.maximum(count - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - count
         state = dataclasses.replace(state, ring=state.ring.after(steps, flags))
-        change = self._drawable.advance(self, state, flags, count, completed, wait, td_errors)
-        rows = state.rows.after(change.ring.inserted)
+        changed, *inserted = self._drawable.advance(self, state, flags, count, completed, wait, td_errors)
+        rows = state.rows.after(changed["ring"].inserted)
         at, _ = rows.next_slots(None, num_steps)
         at = jnp.where(mask, at, self.length)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
@@ -231,18 +230,14 @@ class SequenceBuffer(Buffer[SequenceState]):
             ends=ends,
             rows=rows.advance(count),
             wait=wait,
-            ring=change.ring,
-            **self._insert(state, change.slots, change.drawable, change.td_errors),
-            windows=change.windows,
+            **changed,
+            **self._insert(state, *inserted),
             episodes=state.episodes and _later_steps.append(state.episodes, flags, at),
         )
 
     def _emptied(self, state: SequenceState) -> dict[str, Any]:
-        changed = super()._emptied(state) | {"wait": jnp.minimum(state.wait, 0) + self.sequence_length}
-        changed["rows"] = state.rows.emptied()
-        if (chosen := state.windows) is not None:
-            changed["windows"] = dataclasses.replace(chosen, so_far=jnp.minimum(chosen.so_far, 0))
-        return changed
+        wait = jnp.minimum(state.wait, 0) + self.sequence_length
+        return super()._emptied(state) | {"rows": state.rows.emptied(), "wait": wait}
 
     def completed(self, num_steps: int) -> int:
         """Maximum number of sequences that `num_steps` steps of a stream complete: the K of `add(td_errors=)`.
@@ -323,7 +318,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, indices)
         row, env = self._drawable.starts(self, state, slots)
-        exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
+        exists, sizes = slots < self.num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
@@ -372,7 +367,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         return self.windows in ("cut", "episodes")
 
     @property
-    def _num_slots(self) -> int:
+    def num_slots(self) -> int:
+        """Number of slots: the maximum number of drawable sequences."""
         return self._num_starts * self.num_envs
 
     def _num_steps(self, spec: Any) -> int:
@@ -418,10 +414,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             return
         raise ValueError(f"{given}: this state is of a buffer with {other}; use the buffer that made it.")
 
-    def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
-        if max_age is None:
-            return state.ring.live()
-        return self._drawable.live(self, state, max_age)
+    def _younger(self, state: SequenceState, max_age: jax.Array) -> ring.Live:
+        return self._drawable.younger(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         return self._drawable.ages(self, state, slots)
@@ -433,7 +427,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         first, env = self._drawable.starts(self, state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = ring.wrap_excess(rows, self.length)  # [B, sequence_length]
-        exists = (slots < self._num_slots)[:, None]
+        exists = (slots < self.num_slots)[:, None]
         return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:

@@ -69,7 +69,7 @@ def whole_of(buffer: Any) -> Any:
 
 def room(buffer: Any) -> int:
     """Number of items that a buffer, or all sources of a mixture, can hold."""
-    return sum(whole_of(source)._num_slots for source in getattr(buffer, "buffers", (buffer,)))
+    return sum(whole_of(source).num_slots for source in getattr(buffer, "buffers", (buffer,)))
 
 
 def unnormalized(buffer: Any) -> Any:

@@ -31,14 +31,11 @@ class State(layouts.BackendState):
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
     _noun: ClassVar = "items", 1  # and the axis of the storage at which `repr` lets an item begin
-    locals()["__getattr__"] = foreign_names.missing
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
-        words, axes = shown.held(self.ring, lambda ring: ring.size, self.ring.capacity, self._noun[0])
-        axes += self._noun[1]
-        items = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), self.storage, is_leaf=layouts.is_leaf
-        )
+        words, axes = shown.held(self.ring.size, self.ring.capacity, self._noun[0])
+        stored, axes = layouts.stored_spec(self.storage), axes + self._noun[1]
+        items = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), stored)
         others = {name: x for name, x in vars(self).items() if name not in ("storage", "ring", "rows", "sequences")}
         return words, {"": items, **others}
 
@@ -65,7 +62,7 @@ def sizes(buffer: Any) -> dict[str, int]:
 @functools.cache
 def of_states(buffer: Any) -> Any:
     """`sizes`, and the `kind` of samplers and uses, of a buffer's states; cached, as every trace needs it."""
-    slots = buffer._num_slots
+    slots = buffer.num_slots
     return sizes(buffer), kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
 
 

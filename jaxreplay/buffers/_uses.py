@@ -53,15 +53,13 @@ class Uses(layouts.BackendState):
           uses; and True for rows whose item is spent, bool [B], None without `max_uses`.
         """
         capacity = self.of_slots.shape[0]
-        inside = (slots >= 0) & (slots < capacity)
-        at_slots = self.of_slots.at[jnp.where(inside, slots, 0)]
-        before = at_slots.get(mode="promise_in_bounds", wrap_negative_indices=False)
+        at_slots = self.of_slots.at[slots]
+        before = at_slots.get(mode="fill", wrap_negative_indices=False)
         more = (before < MOST).astype(jnp.int32)
-        target = jnp.where(inside, slots, capacity)
-        of_slots = self.of_slots.at[target].add(more, mode="drop", wrap_negative_indices=False)
+        of_slots = at_slots.add(more, mode="drop", wrap_negative_indices=False)
         unspent, spent = self.unspent, None
         if unspent is not None and max_uses is not None:
-            spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses
+            spent = of_slots.at[slots].get(mode="fill", wrap_negative_indices=False) >= max_uses
             # All rows write 0, so a repeated slot has one result.
             unspent = sum_tree.update(unspent, slots, jnp.zeros(slots.shape), mask=spent)
         late = ring.saturating_add(self.late, jnp.sum(slots >= capacity, dtype=jnp.int32))
@@ -78,8 +76,8 @@ class Uses(layouts.BackendState):
 def init(buffer: Any) -> Uses | None:
     if not buffer.count_updates and buffer.max_uses is None:
         return None
-    unspent = None if buffer.max_uses is None else sum_tree.init(buffer._num_slots)
-    return Uses(xla.full((buffer._num_slots,), 0, jnp.int32), xla.full((), 0, jnp.int32), unspent)
+    unspent = None if buffer.max_uses is None else sum_tree.init(buffer.num_slots)
+    return Uses(xla.full((buffer.num_slots,), 0, jnp.int32), xla.full((), 0, jnp.int32), unspent)
 
 
 def num_drawable(uses: Uses | None, size: jax.Array) -> jax.Array:

@@ -116,13 +116,13 @@ def _move_all(storage: Any, move: Any, new: Shards) -> Any:
 
 def _live(old: Shards, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shard, slot in the shard, and age (0 for the newest of the shard) of each live item or sequence."""
-    shard, age = np.nonzero(np.arange(old.part._num_slots) < state.ring.size[:, None])
-    return shard, (state.ring.inserted[shard] - 1 - age) % old.part._num_slots, age
+    shard, age = np.nonzero(np.arange(old.part.num_slots) < state.ring.size[:, None])
+    return shard, (state.ring.inserted[shard] - 1 - age) % old.part.num_slots, age
 
 
 def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.ndarray:
     """Deal `values` in order to the slots of the new shards, [new shards, slots]; empty slots get `fill`."""
-    dealt = np.full((new.num_shards, new.part._num_slots), fill, np.int32)
+    dealt = np.full((new.num_shards, new.part.num_slots), fill, np.int32)
     for k in range(new.num_shards):
         own = values[shard == k]
         dealt[k, : own.size] = own
@@ -176,14 +176,14 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, empty: Se
         return moved
 
     shard, slot, _ = _live(old, state)
-    every_slot = np.arange(old.part._num_slots, dtype=np.int32)
+    every_slot = np.arange(old.part.num_slots, dtype=np.int32)
     starts = jax.jit(jax.vmap(lambda one: old.part._drawable.starts(old.part, one, every_slot)))(places)
     row, env = (np.asarray(x)[shard, slot] for x in starts)
     row, env = (row - first_row) % old.whole.length, shard * old.part.num_envs + env
     order = np.lexsort((env, row))
     order = order[row[order] < num_rows]
     to, env = np.divmod(env, new.part.num_envs)
-    source = _deal((shard * old.part._num_slots + slot)[order], to[order], new, -1)
+    source = _deal((shard * old.part.num_slots + slot)[order], to[order], new, -1)
     ends, windows, episodes = empty.ends, empty.windows, empty.episodes
     if ends is not None:
         ends = _move(state.ends.astype(ends.dtype), move, new)

@@ -1,6 +1,5 @@
 """Places of buffer states in a saved pytree, and the number of shards they were saved with."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxreplay._common import layouts, ring
+from jaxreplay._common import layouts
 from jaxreplay.buffers._shards import Shards, part_of, shards_of, whole_of
 from jaxreplay.checkpoint import _config
 
@@ -81,9 +80,7 @@ def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owne
 def empty_spec(shards: Shards, storage: Any, num_axes: int) -> Any:
     """Shapes and dtypes of a shard's state without items, for items as in a storage with `num_axes` leading axes."""
     items = shards_of(shards.part).smallest_batch(layouts.stored_spec(storage), num_axes)
-    spec = jax.eval_shape(lambda: shards.part.init(items))
-    period = ring.init(shards.part._num_slots, shards.num_shards).period
-    return dataclasses.replace(spec, ring=dataclasses.replace(spec.ring, period=period))
+    return jax.eval_shape(lambda: shards.part.init(items))
 
 
 def spec_of_old(owner: Owner, state: Any) -> Any:

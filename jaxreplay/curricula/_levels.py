@@ -43,7 +43,7 @@ class LevelsState(layouts.BackendState):
     _layouts: ClassVar = {"levels": lambda x, state, backend: layouts.on_backend(x, 1, np.ndim(state.size), backend)}
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
-        return shown.held(self.size, lambda size: size, self.scores.shape[-1], "levels")[0], vars(self)
+        return shown.held(self.size, self.scores.shape[-1], "levels")[0], vars(self)
 
 
 @checks.config

@@ -289,7 +289,7 @@ def _all_items(items: _facts.Items) -> Numbers:
 
 def _never_updated(shards: _shards.Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
     def share(state: Any, key: jax.Array) -> jax.Array:
-        live, of_slots = shards.part._live(state), state.uses.of_slots
+        live, of_slots = state.ring.live(), state.uses.of_slots
         slots = live.slots(random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1)))
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 

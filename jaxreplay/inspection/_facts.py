@@ -36,11 +36,11 @@ class Items(NamedTuple):
 
 def of_items(part: Any, state: Any) -> Items:
     """Facts about all slots, in O(N log N); the state need not have a storage."""
-    slots = jnp.arange(part._num_slots, dtype=jnp.int32)
+    slots = jnp.arange(part.num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[Any, ...]:
-        every, sampler = part._live(state), part.sampler
-        live = ring.wrap_negative(slots - every.start, part._num_slots) < every.size
+        every, sampler = state.ring.live(), part.sampler
+        live = ring.wrap_negative(slots - every.start, part.num_slots) < every.size
         return live, part._ages(state, slots), sampler.masses(state.sampler), sampler.priorities(state.sampler, slots)
 
     live, ages, masses, priorities = jax.vmap(of_shard, axis_name=part._axis_name)(state)

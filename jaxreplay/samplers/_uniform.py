@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, permutation, random, ring
+from jaxreplay._common import checks, random, ring
 from jaxreplay.samplers._base import Sampler
 from jaxreplay.samplers._weights import uniform_slots
 
@@ -46,7 +46,7 @@ class Uniform(Sampler[None]):
             return uniform_slots(random.random_bits(key, batch_size), live), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
-        rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
+        rank = random.permuted(key, jnp.where(exists, rows, 0), live.size)
         if live.unspent is None:
             slots = live.slots(rank)
         elif live.capacity > MOST_DISTINCT:

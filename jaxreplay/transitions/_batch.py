@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, foreign_names, shown, xla
+from jaxreplay._common import checks, shown, xla
 
 
 @struct.dataclass
@@ -58,7 +58,6 @@ class TransitionBatch(shown.Shown):
     idx: Any = None
     extra_info: Any = None
     valid: Any = None
-    locals()["__getattr__"] = foreign_names.missing
 
     def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
         """Multiply `W` by importance weights [B] and set `idx` to handles [B].

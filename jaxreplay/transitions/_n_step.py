@@ -45,7 +45,7 @@ class NStepState(shown.Shown):
     count: jax.Array  # []
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
-        return shown.held(self.count, lambda x: x, self.steps.r.shape[-2], "steps")[0], vars(self.steps)
+        return shown.held(self.count, self.steps.r.shape[-2], "steps")[0], vars(self.steps)
 
 
 TRACED_GAMMA = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"

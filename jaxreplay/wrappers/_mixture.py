@@ -26,7 +26,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType
 
 from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
 from jaxreplay._common.calls import forwarded
@@ -55,9 +54,9 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
         if drawn[k] != drawn[0]:
             raise ValueError(f"{shown}: draws {drawn[k]}, but buffers[0] draws {drawn[0]}; all must draw the same.")
         name, most = f"slots of buffers[{k}]", ring.MAX_CAPACITY // len(buffers)
-        checks.check_integer(name, whole._num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")
+        checks.check_integer(name, whole.num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")
     found = [buffer.mesh for buffer in buffers if isinstance(buffer, Sharded)]
-    explicit = any(AxisType.Explicit in mesh.axis_types for mesh in found)
+    explicit = any(mesh.explicit_axes for mesh in found)
     if len({(*mesh.devices.flat, *(mesh.shape.items() if explicit else ())) for mesh in found}) > 1:
         places = [(dict(mesh.shape), [device.id for device in mesh.devices.flat]) for mesh in found]
         raise ValueError(f"buffers: got Sharded over axes and devices {places}; give all of them one mesh.")

@@ -1,15 +1,14 @@
 """Sharded: a buffer spread over the devices of a mesh."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import checks, devices, meshes, ring
+from jaxreplay._common import checks, devices, meshes
 from jaxreplay._common.calls import Call, forwarded
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
@@ -213,14 +212,12 @@ class Sharded(Sized, Generic[S]):
         try:
             return method(argument)
         except ValueError as error:
-            if self.num_shards == 1:
-                raise
             raise ValueError(f"each of {self.num_shards} shards: {error}") from error
 
     def _map(self, function: Callable[..., Any], specs: tuple[Any, ...], *arguments: Any) -> Any:
         """Apply `function` to each device's part of the arguments, partitioned by `specs`; join parts of the result."""
         mesh = meshes.mesh_here(self.mesh)
-        if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
+        if self.axis in mesh.explicit_axes:
 
             def laid_out(spec: PartitionSpec, argument: Any) -> Any:
                 sharding = NamedSharding(mesh, spec)
@@ -239,9 +236,6 @@ def _init(sharded: Sharded[S], treedef: Any, leaves: tuple[jax.ShapeDtypeStruct,
     spec = sharded._part_spec(jax.tree.unflatten(treedef, leaves))
 
     def init() -> S:
-        shard = sharded._part
-        state = sharded._on_part(shard.init, spec)
-        state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
-        return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
+        return jax.tree.map(lambda x: x.reshape(1, *x.shape), sharded._on_part(sharded._part.init, spec))
 
     return sharded._map(init, ())

@@ -105,8 +105,7 @@ class Shared:
         buffer._check_state(state)
         self.buffer: Any = buffer
         self.min_size = checks.check_integer("min_size", min_size, 1, room(buffer), "the items for the first draw")
-        self._rate_limiter = Limiter(ratio, slack, added, drawn)
-        self._turns = Turns(state, buffer.size, self.min_size, self._rate_limiter)
+        self._turns = Turns(state, buffer.size, self.min_size, Limiter(ratio, slack, added, drawn))
 
     def __repr__(self) -> str:
         counts = "" if self.ratio is None else f", ratio={self.ratio:g}, added={self.added:,}, drawn={self.drawn:,}"
@@ -115,22 +114,22 @@ class Shared:
     @property
     def ratio(self) -> float | None:
         """Items drawn for each item added; None for no limit."""
-        return self._rate_limiter.ratio
+        return self._turns.limiter.ratio
 
     @property
     def slack(self) -> float:
         """Number of draws that either side may be ahead now."""
-        return self._rate_limiter.slack
+        return self._turns.limiter.slack
 
     @property
     def added(self) -> int:
         """Number of items added since `min_size` items were drawable."""
-        return self._rate_limiter.added if self._rate_limiter.began else 0
+        return self._turns.limiter.added if self._turns.limiter.began else 0
 
     @property
     def drawn(self) -> int:
         """Number of items drawn."""
-        return self._rate_limiter.drawn
+        return self._turns.limiter.drawn
 
     @property
     def closed(self) -> bool:

@@ -7,8 +7,9 @@
 2. The lock is held while a call is dispatched, never while a device works. Calls return arrays of their own, no parts
    of the state, so that a later call cannot donate them.
 3. The counts change together with the state: a call that raises before the state is replaced counts nothing.
-4. A waiting thread holds no lock. Each change of the state, of the counts or of the slack wakes all waiting threads,
-   and so does `close`. The rule of `jaxreplay.wrappers._limiter` lets at least one of them pass.
+4. A waiting thread holds no lock. Each change of the state or of the counts wakes all waiting threads, and so does
+   `close`; they also look again in `LOOK_AGAIN` seconds, such as at a slack that has grown. The rule of
+   `jaxreplay.wrappers._limiter` lets at least one of them pass.
 5. The state is lost only in a call that raises after it donated the state. That closes it for all threads.
 6. Handlers of signals run before a turn, after it, or while it waits: never between a call that donates the state and
    the assignment of its result, nor where the lock would stay held. So an interrupt loses nothing and stops no thread.
@@ -192,8 +193,6 @@ class Turns:
     def _wait(self, passes: Callable[[], bool], turn: "Turn") -> None:
         """Wait, without the lock, until `passes`."""
         start = time.monotonic()
-        if not passes():
-            self._changed.notify_all()  # the slack may have grown
         while not passes():
             why = f"{turn.call}: {self.limiter.text()}; min_size={self._min_size}"
             if turn.timeout is None and self._workers == 0:

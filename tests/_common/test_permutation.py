@@ -13,7 +13,7 @@ from jax import lax
 from scipy import stats
 from twins import bits_of
 
-from jaxreplay._common.permutation import ROUNDS, permuted
+from jaxreplay._common.random import ROUNDS, permuted
 
 LEAST = 1e-6  # that any p-value may be
 SMALL = (2, 3, 4, 5, 6)

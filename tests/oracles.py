@@ -761,6 +761,15 @@ def quantile(values, tenths):
     return float(values[-(-len(values) * tenths // 10) - 1]) if values else 0.0
 
 
+def top_mass(masses, items, part):
+    """Mass of the first `part` of the items; each row has a mass and a share of the items."""
+    mass, left = 0.0, part
+    for of_row, share in zip(masses, items, strict=True):
+        taken = min(1.0, left / share) if share > 0 else 1.0
+        mass, left = mass + taken * of_row, left - taken * share
+    return mass
+
+
 def diagnostics(probabilities, ages, priorities, size, every):
     """Diagnostics estimated from draws, from the most probable down, at one in `every` draws."""
     probabilities = np.asarray(probabilities, np.float64)

@@ -44,7 +44,7 @@ def save(
         configurations and plain values. `restore` requires the same configuration. A callable in it, such as a
         schedule, is identified by its name only.
       state: the state of the configuration, or any pytree, such as {"replay": replay, "params": params, "key": key},
-        whose leaves are arrays, typed PRNG keys and Python numbers.
+        whose leaves are arrays, typed PRNG keys and Python numbers. Plain static fields are recorded.
       step: a number by which `restore` finds this checkpoint, at least 0.
       wait: return when the checkpoint is on the disk. If False, return once `state` is copied (it may then be donated)
         and write in the background.
@@ -84,6 +84,7 @@ def save(
         "step": step,
         "config": {where: value for where, value, _ in _config.fields(config)},
         "shards": _places.shards(config),
+        "static": _leaves.static(state),
         "leaves": records,
         "files": {},
     }
@@ -111,14 +112,14 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
       path: the path passed to `save`.
       config: the configuration passed to `save`; `donate`, and the devices and axes of a mesh, may differ.
       like: a pytree of the structure, shapes and dtypes of the saved state, such as the state of a run that begins, or
-        `jax.eval_shape` of what makes it. Its values are not read, so donated arrays will do. Weak types and static
-        fields come from it.
+        `jax.eval_shape` of what makes it. Its values are not read, so donated arrays will do. Static fields come from
+        it; the plain ones must be as saved.
       step: restore the newest checkpoint that was saved with this `step`; None for the newest of all.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint, or none of this `step`.
-      ValueError: `config` differs from the saved one (the message names the field); `like` differs in a path, shape or
-        dtype (the message names it); all checkpoints are damaged; or a newer version of this library
+      ValueError: `config` differs from the saved one (the message names the field); `like` differs in a path, shape,
+        dtype or static field (the message names it); all checkpoints are damaged; or a newer version of this library
         wrote them.
 
     Examples:
@@ -189,11 +190,12 @@ def _check(content: dict[str, Any]) -> None:
             "step": None | int() as step,
             "config": {**config},
             "shards": {**shards},
+            "static": {**static},
             "leaves": [*leaves],
             "files": {**files},
         } if all(map(_leaves.is_record, leaves)):
             counts = [*shards.values(), (step or 0) + 1]
-            texts = [*config, *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
+            texts = [*config, *static, *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
             are_counts = all(type(x) is int and x > 0 for x in counts)
             are_files = all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
             if are_counts and are_files and all(map(str.isprintable, texts)):
@@ -224,15 +226,15 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         def load(x: Any) -> Any:
             if not isinstance(x, _leaves.Stored):  # a Python number
                 return x
-            leaf = by_path.get(x.path)  # None in a state of another layout
+            leaf = by_path.get(x.found["path"])  # None in a state of another layout
             sharding = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
                 sharding = None  # of a trace, which knows no devices
             if sharding is None and owner is not None:
                 sharding = owner.new.sharding
             if sharding is None and jax.process_count() > 1:
-                raise ValueError(f"like{x.path}: has no sharding, which several processes need.")
-            return x.load(sharding, getattr(leaf, "weak_type", False))
+                raise ValueError(f"like{x.found['path']}: has no sharding, which several processes need.")
+            return x.load(sharding)
 
         loaded = jax.tree.map(load, node)
         return loaded.on_this_backend() if _places.is_state(node) else loaded
@@ -249,7 +251,7 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
         spec = jax.eval_shape(_leaves.stored, jax.ShapeDtypeStruct(like.shape, like.dtype))
         chunks = _arrays.Chunks(spec.shape, np.dtype(spec.dtype), tuple(record["chunk"]))
         read = functools.partial(_arrays.load, folder, name, chunks, content["files"])
-        return _leaves.Stored(record["path"], tuple(like.shape), like.dtype, read)
+        return _leaves.Stored(record, tuple(like.shape), like.dtype, read)
 
     return [one(str(i), *both) for i, both in enumerate(zip(content["leaves"], leaves.values(), strict=True))]
 
@@ -259,9 +261,7 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
 
     def laid_out(path: Any, node: Any) -> Any:
         if _places.is_state(node):
-            where = jax.tree_util.keystr(path)
-            within = [x for x in content["leaves"] if x["path"].startswith(f"{where}.")]
-            saved = [x | {"path": x["path"].removeprefix(where)} for x in within]
+            saved = _leaves.part_of(content, jax.tree_util.keystr(path))
             for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
                 laid = jax.eval_shape(lambda x, to=backend: x.on_this_backend(to), node) if backend else node
                 if not _leaves.differ(saved, laid):
@@ -269,7 +269,7 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
         return node
 
     laid = jax.tree_util.tree_map_with_path(laid_out, spec, is_leaf=_places.is_state)
-    if different := _leaves.differ(content["leaves"], laid):
+    if different := _leaves.differ(content, laid):
         raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
     return laid
 

@@ -20,24 +20,18 @@ PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
+WEAK = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # may be weakly typed
 NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 
 
 def named(tree: Any) -> dict[str, Any]:
     """Leaves by path; a `ValueError` if two have the same."""
-    tree, found = jax.tree.map(_told, tree, is_leaf=layouts.is_leaf), {}
+    found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "_is_config")):
         if (name := jax.tree_util.keystr(path)) in found:
             raise ValueError(f"leaf {name}: there are two with this path; give the node's children keys of their own.")
         found[name] = leaf
     return found
-
-
-def _told(x: Any) -> Any:
-    """A leaf of a storage by what its array does not tell: the dtype of its bits, the shape of an item in its rows."""
-    if isinstance(x, layouts.Bits):
-        return {x.dtype.name: _told(x.bits)}
-    return {str(x.item): x.rows} if isinstance(x, layouts.Rows) else x
 
 
 def record(path: str, leaf: Any) -> dict[str, Any]:
@@ -55,11 +49,13 @@ def record(path: str, leaf: Any) -> dict[str, Any]:
         raise ValueError(f"leaf {path or '<root>'}: got a {type(leaf).__qualname__}; {rule}.")
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         _check_dtype(leaf.dtype, path)
+    found = {"path": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        impl = jax.random.key_impl(leaf)
-        if not isinstance(impl, str):
+        if not isinstance(impl := jax.random.key_impl(leaf), str):
             raise ValueError(f"leaf {path}: PRNG keys of {impl}, which has no name; use one of JAX's own.")
-    return {"path": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+    elif getattr(leaf, "weak_type", False) and str(leaf.dtype) in WEAK:
+        found["weak"] = True
+    return found
 
 
 def is_record(x: Any) -> bool:
@@ -69,25 +65,58 @@ def is_record(x: Any) -> bool:
             return complex(number) is not None
         case {"path": str(), "dtype": str(dtype), "number": number, **more} if not more:
             return dtype in ("bool", "int", "float") and type(number) is NUMBERS[dtype]
-        case {"path": str(), "dtype": str(), "shape": [*shape], "chunk": [*chunk], **more} if not more:
-            return all(type(size) is int for size in [*shape, *chunk])
+        case {"path": str(), "dtype": str(dtype), "shape": [*shape], "chunk": [*chunk], **more}:
+            is_weak = dtype in WEAK and more == {"weak": True} and more["weak"] is True
+            return (is_weak or not more) and all(type(size) is int for size in [*shape, *chunk])
     return False
 
 
-def differ(saved: list[dict[str, Any]], like: Any) -> str:
-    """The first leaf of `like` whose path, shape or dtype is not as saved; "" if there is none."""
-    leaves = named(like)
-    given = {path: record(path, leaf) for path, leaf in leaves.items()}
-    old = {x["path"]: x for x in saved}
+def static(tree: Any) -> dict[str, Any]:
+    """Static fields of dataclasses by path; None for those that are no plain values."""
+    found = {}
+
+    def visit(path: Any, node: Any) -> bool:
+        for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
+            if field.metadata.get("static", not field.metadata.get("pytree_node", True)):
+                found[f"{jax.tree_util.keystr(path)}.{field.name}"] = _plain(getattr(node, field.name))
+        return False
+
+    jax.tree_util.tree_leaves_with_path(tree, is_leaf=visit, is_leaf_takes_path=True)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A static value as JSON; None for what is not plain, also in a tuple."""
+    if isinstance(value, tuple | list):
+        return [_plain(x) for x in value]
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return np.dtype(value).name
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def part_of(content: dict[str, Any], where: str) -> dict[str, Any]:
+    """The part of a description for the state at a path, as if it was saved alone."""
+    cut, within = len(where), f"{where}."
+    leaves = [x | {"path": x["path"][cut:]} for x in content["leaves"] if x["path"].startswith(within)]
+    static = {path[cut:]: value for path, value in content["static"].items() if path.startswith(within)}
+    return {"leaves": leaves, "static": static}
+
+
+def differ(content: dict[str, Any], like: Any) -> str:
+    """The first leaf of `like` whose path, shape or dtype is not as saved, or static field; "" if there is none."""
+    given = {path: record(path, leaf) for path, leaf in named(like).items()}
+    old, saved = {x["path"]: x for x in content["leaves"]}, content["static"]
     for path in {**old, **given}:
         was, now = old.get(path, {}), given.get(path, {})
         found, wanted = (f"{x['dtype']}{x.get('shape', '')}" if x else "nothing" for x in (was, now))
-        # To jax.eval_shape a number is a weakly typed array.
-        if found != wanted and not ("number" in was and getattr(leaves.get(path), "weak_type", False)):
+        if found != wanted and not ("number" in was and now.get("weak")):  # weak: of jax.eval_shape
             hint = " (is jax_enable_x64 as it was?)" if ("64[" in found) != ("64[" in wanted) else ""
             if "number" in was | now and [] in (was.get("shape"), now.get("shape")):
                 hint = " (what goes through jit comes back as an array)"
             return f"like{path}: saved {found}, given {wanted}{hint}"
+    for path, value in static(like).items():
+        if path in saved and saved[path] != value:
+            return f"like{path}: saved {saved[path]!r}, given {value!r}"
     return "" if [*old] == [*given] else "like: its leaves have another order"
 
 
@@ -132,12 +161,12 @@ class Stored:
     """An array of a checkpoint that is not yet read.
 
     Attributes:
-      path: of the leaf.
+      found: its record.
       shape, dtype: as in the state.
       read: a function that reads the stored form, for a sharding or None.
     """
 
-    path: str
+    found: dict[str, Any]
     shape: tuple[int, ...]
     dtype: Any
     read: Callable[[Any], Any]
@@ -151,8 +180,8 @@ class Stored:
         x = self.read(None)
         return x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))
 
-    def load(self, sharding: Any, is_weak: bool = False) -> jax.Array:
-        """The array, with its sharding, and a weak type if JAX has one for its dtype."""
+    def load(self, sharding: Any) -> jax.Array:
+        """The array, with its sharding."""
         x = self.read(sharding)
         x = x if isinstance(x, jax.Array) else jax.device_put(x)  # an array of several processes stays where it is
         jax.block_until_ready(x)  # before the next one is read
@@ -160,7 +189,7 @@ class Stored:
             x = jax.random.wrap_key_data(x, impl=_key_impl(self.dtype))
         elif str(self.dtype) not in PLAIN:
             x = _from_bits(x, self.dtype)
-        if is_weak:
+        if self.found.get("weak"):
             x = _weakly_typed(x)
         return x if sharding is None else jax.device_put(x, sharding)
 

@@ -127,16 +127,19 @@ CASES = {
     "leaf's shape": (claims("leaves", 0, "shape", value=[HUGE]), r"like\['a'\]: saved int32\[1099511627776\], given"),
     "leaf's dtype": (claims("leaves", 0, "dtype", value="object"), r"like\['a'\]: saved object\[5\], given int32"),
     "kind of keys": (claims("leaves", 1, "dtype", value="key<rbg>"), r"like\['key'\]: saved key<rbg>\[\], given key"),
+    **{f"weak {x}": (claims("leaves", 0, "weak", value=x), DAMAGED) for x in ("yes", [], [1], 7, None)},
+    **{f"weak {i}": (claims("leaves", i, "weak", value=True), DAMAGED) for i in (1, 3)},  # of keys and of bytes
     **{f"key {i}": (claims("leaves", i, "key", value="threefry2x32"), DAMAGED) for i in (0, 1)},  # more than is known
     "number": (claims("leaves", 2, "number", value="x"), DAMAGED),
     "large number": (claims("leaves", 2, "number", value=float("inf")), DAMAGED),
     "path": (claims("leaves", 0, "path", value=f"a{ESCAPE}"), DAMAGED),
     "fewer": (claims("leaves", value=[]), "saved nothing|nothing, given|Too few"),
     "config": (claims("config", f"config.{ESCAPE}", value=1), DAMAGED),
-    **{f"no {name}": (claims(name, value=7), DAMAGED) for name in ("config", "shards", "leaves", "files")},
+    **{f"no {name}": (claims(name, value=7), DAMAGED) for name in ("config", "shards", "static", "leaves", "files")},
     **{f"step {i}": (claims("step", value=x), DAMAGED) for i, x in enumerate((ESCAPE, -1))},
     "library": (claims("library", value=ESCAPE), None),
     "value": (claims("config", "config", value=ESCAPE), "another configuration"),
+    "static": (claims("static", f"a{ESCAPE}", value=1), DAMAGED),
 }
 
 

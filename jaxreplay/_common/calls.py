@@ -117,15 +117,19 @@ def _compiled(body: Any, call: Call) -> Any:
             others = [np.array(x) if isinstance(x, np.ndarray) else x for x in others]  # as `xla.copy_numpy`
             arguments = treedef.unflatten(others)
         donate, lays_out = donates and self.donate, getattr(self, "is_sharded", False)
-        if donate or lays_out:
+        # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
+        if lays_out or (donate and (_are_several_devices() or xla.is_tracing())):
             leaves = jax.tree.leaves(state)
-            # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
             xla.explain_donated(leaves if lays_out else leaves[:1], None)
             donate = donate and _may_donate(leaves, others)
+        elif donate:  # as fast as can be: a buffer's ring is donated with the rest
+            xla.explain_donated(getattr(state, "ring", state), None)
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
             xla.explain_donated(state, error)
+            if donate and "donate" in str(error):  # one device refuses an array that is given twice; several would hang
+                return pure(self, state, *arguments)
             if isinstance(error, TypeError):  # JAX refuses what is no array before the call is traced
                 if first == "state":
                     self._check_state(state)
@@ -179,6 +183,11 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
         return tuple(values)
 
     return by_position
+
+
+@functools.cache
+def _are_several_devices() -> bool:
+    return jax.device_count() > 1
 
 
 def _may_donate(state: list[Any], others: list[Any]) -> bool:

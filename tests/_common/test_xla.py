@@ -8,6 +8,7 @@ from helpers import compilations, compiled, rejects
 from jax import lax
 
 import jaxreplay as jr
+from jaxreplay._common import calls
 from jaxreplay._common.xla import after, copy_numpy, full, materialize
 
 ARRAYS = jax.device_put(
@@ -91,8 +92,10 @@ def test_own_copies_numpy_arrays_alone():
     assert [owned[name] is given[name] for name in ("jax", "number", "none")] == [True] * 3
 
 
-@pytest.fixture
-def buffer_and_state():
+@pytest.fixture(params=["one device", "several"])
+def buffer_and_state(request, monkeypatch):
+    """One device refuses an array that is given twice. With several we look for it, as some would wait for others."""
+    monkeypatch.setattr(calls, "_are_several_devices", lambda: request.param == "several")
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
     return buffer, buffer.add(buffer.init(np.ones((4, 2), np.float32)), np.ones((4, 2), np.float32))
 

@@ -83,7 +83,7 @@ class _Runs:
 
     def check(self, key: Any) -> None:
         with rule(rules.ABSTRACT):
-            chex.assert_trees_all_equal(*jax.device_get((self.init(), self.buffer.init(_values(key, self.spec)))))
+            chex.assert_trees_all_equal(*jax.device_get((self.init(), self.buffer.init(self.values(key)))))
         with rule(rules.STABLE):
             state = jax.eval_shape(self.init)
             after, _ = jax.eval_shape(self.step, state, key)
@@ -94,8 +94,15 @@ class _Runs:
     def init(self) -> Any:
         return self.buffer.init(self.spec)
 
+    @compiled()
+    def values(self, key: jax.Array) -> Any:
+        """Random items; non-zero numbers, because `get` returns zeros for items no longer stored."""
+        leaves, treedef = jax.tree.flatten(self.spec)
+        pairs = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+        return treedef.unflatten([jax.random.randint(k, x.shape, 1, 100, jnp.int32).astype(x.dtype) for k, x in pairs])
+
     def step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
-        state = self.add(state, _values(key, self.spec), key)
+        state = self.add(state, self.values(key), key)
         sample = self.buffer.sample(state, key, self.batch_size)
         return self.buffer.update(state, sample.indices, jax.random.normal(key, (self.batch_size,))), sample
 
@@ -125,7 +132,7 @@ class _Runs:
         for t in range(STEPS):
             with rule(rules.MODES):
                 new, sample = self.jit_step(new, keys[0, t])
-                state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
+                state = self.add(state, self.values(keys[0, t]), keys[0, t])
                 before = jax.device_get(state)
             with rule(rules.MODES):
                 same(sample, row(scanned[1], t))
@@ -183,7 +190,7 @@ class _Runs:
         with rule(rules.DONATED):
             state = self.init()
             before = jax.device_get(jax.tree.map(jnp.copy, state))
-            self.add(state, _values(key, self.spec), key)
+            self.add(state, self.values(key), key)
             deleted = [x.is_deleted() for x in jax.tree.leaves(state)]
             assert any(deleted) == bool(self.buffer.donate), f"donate={self.buffer.donate}, {sum(deleted)} leaves gone"
             if not self.buffer.donate:
@@ -193,13 +200,6 @@ class _Runs:
 def _numbers(items: Any) -> np.ndarray:
     """All numbers of each row, [B, ...]."""
     return np.concatenate([np.reshape(x, (len(x), -1)).astype(float) for x in jax.tree.leaves(items)], axis=1)
-
-
-def _values(key: jax.Array, spec: Any) -> Any:
-    """Random items like `spec`; non-zero numbers, because `get` returns zeros for items no longer stored."""
-    leaves, treedef = jax.tree.flatten(spec)
-    pairs = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
-    return treedef.unflatten([jax.random.randint(k, x.shape, 1, 100, jnp.int32).astype(x.dtype) for k, x in pairs])
 
 
 def _adder(buffer: Any) -> Add:

@@ -165,7 +165,7 @@ class _SamplerRuns:
         for weights in draws.weights:
             check_rows(draws.slots, draws.probabilities, weights, DRAWS)
         check_law(draws.slots, draws.probabilities)
-        live = given[2]
+        live = jax.device_get(given[2])
         is_live = (self.slots >= live.start) & (self.slots < live.start + live.size)
         if live.unspent is not None:
             is_live = np.asarray(sum_tree.leaves(live.unspent)) > 0
@@ -186,7 +186,7 @@ class _SamplerRuns:
         with self.rule(rules.STABLE):
             chex.assert_trees_all_equal_shapes_and_dtypes(state, first)
         with self.rule(rules.MODES):
-            same(row(self.mapped(*_stacked(given, given))[0], 1), state)
+            same(row(jax.device_get(self.mapped(*_stacked(given, given))[0]), 1), state)
         return state
 
     def check_draws(self, state: Any) -> None:
@@ -282,6 +282,7 @@ def _check_shards(runs: _SamplerRuns, state: Any) -> None:
             _same_ratios(*(row(draws, shard).law()[:2] for shard in range(2)))
 
 
+@jax.jit
 def _stacked(*trees: Any) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 

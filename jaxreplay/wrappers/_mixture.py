@@ -224,7 +224,7 @@ class Mixture(Sized):
             part = sample.body(buffers[k], source, key=keys[k], batch_size=count, beta=beta, max_age=max_age)
             indices = self._names(k, part.indices)
             if isinstance(part.items, TransitionBatch):
-                part = part.replace(items=dataclasses.replace(part.items, idx=indices))
+                part = part.replace(items=dataclasses.replace(part.items, idx=self._names(k, part.items.idx)))
             drawn.append(part.replace(indices=indices))
         if self.weights == "joint":
             drawn = self._weigh(drawn, batch_size)

@@ -163,6 +163,25 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     np.testing.assert_allclose(drawn.items.W, (2 + drawn.items.S if stored else 1) * drawn.weights, rtol=1e-6)
 
 
+def test_each_step_of_a_sequence_has_the_handle_and_the_weight():
+    buffers = [jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=PER()) for _ in range(2)]
+    mixture = jr.Mixture(buffers=tuple(buffers))
+    ids = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+    def draw():
+        batch = jr.TransitionBatch(S=ids, A=ids, logP=None, Rn=ids, In=ids, S_next=ids)
+        state = mixture.init(batch)
+        for k in range(2):
+            state = mixture.add(state, k, batch, td_errors=ids)
+        return mixture.sample(state, jax.random.key(0), 8)
+
+    drawn = once(draw)
+    assert {*drawn.indices % 2} == {0, 1}
+    assert len(np.unique(drawn.weights)) > 2
+    np.testing.assert_array_equal(drawn.items.idx, np.repeat(drawn.indices[:, None], 3, axis=1))
+    np.testing.assert_array_equal(drawn.items.W, np.repeat(drawn.weights[:, None], 3, axis=1))
+
+
 def test_empty_mixtures():
     mixture, rows = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2), items(numbers(0, 8))
     empty = mixture.init(rows)

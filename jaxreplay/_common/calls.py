@@ -122,8 +122,8 @@ def _compiled(body: Any, call: Call) -> Any:
             leaves = jax.tree.leaves(state)
             xla.explain_donated(leaves if lays_out else leaves[:1], None)
             donate = donate and _may_donate(leaves, others)
-        elif donate:  # as fast as can be: a buffer's ring is donated with the rest
-            xla.explain_donated(getattr(state, "ring", state), None)
+        elif donate:
+            xla.explain_donated(getattr(state, "_witness", state), None)
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:

@@ -237,9 +237,11 @@ def test_observations_that_lie_along_two_axes():
 
 
 @pytest.mark.hlo
-@pytest.mark.versions
 @pytest.mark.usefixtures("compiled_afresh")
-@pytest.mark.parametrize(("of_mesh", "gamma"), [(EXPLICIT, 0.9), (mesh(4), 0.9), (mesh(4), None)])
+@pytest.mark.parametrize(
+    ("of_mesh", "gamma"),
+    [(EXPLICIT, 0.9), *(pytest.param(mesh(4), gamma, marks=pytest.mark.versions) for gamma in (0.9, None))],
+)
 def test_tracing_environments_of_several_devices_exchanges_nothing(of_mesh, gamma):
     tracer, discount = jr.NStep(n=3, gamma=gamma, num_envs=8), {} if gamma else {"discount": NUMBERS}
 

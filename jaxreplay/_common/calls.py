@@ -112,16 +112,13 @@ def _compiled(body: Any, call: Call) -> Any:
         for number in handles:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
-        others, treedef = jax.tree.flatten(arguments)
-        if [x for x in others if isinstance(x, np.ndarray)]:
-            others = [np.array(x) if isinstance(x, np.ndarray) else x for x in others]  # as `xla.copy_numpy`
-            arguments = treedef.unflatten(others)
+        arguments = xla.copy_numpy(arguments)
         donate, lays_out = donates and self.donate, getattr(self, "is_sharded", False)
         # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
         if lays_out or (donate and (_are_several_devices() or xla.is_tracing())):
             leaves = jax.tree.leaves(state)
             xla.explain_donated(leaves if lays_out else leaves[:1], None)
-            donate = donate and _may_donate(leaves, others)
+            donate = donate and _may_donate(leaves, jax.tree.leaves(arguments))
         elif donate:
             xla.explain_donated(getattr(state, "_witness", state), None)
         try:

@@ -307,6 +307,18 @@ def config(kind: K) -> K:
     made = dataclasses.dataclass(frozen=True, kw_only=True)(made)
     by_name = made.__dataclass_fields__.items()
     made.__dataclass_fields__ = dict(sorted(by_name, key=lambda x: x[1].default is not dataclasses.MISSING))
+    complete_hash = made.__hash__
+
+    def hashed(self: Any) -> int:
+        try:
+            return self.__dict__["_hash"]  # JAX asks at each call
+        except KeyError:
+            return self.__dict__.setdefault("_hash", complete_hash(self))
+
+    def state(self: Any) -> dict[str, Any]:  # without the hash: that of a string is another in another process
+        return {name: x for name, x in vars(self).items() if name != "_hash"}
+
+    made.__hash__, made.__getstate__ = hashed, state
     construct, fields = made.__init__, [x.name for x in dataclasses.fields(made) if x.init]
     known, parameters = [x for x in fields if x[0] != "_"], inspect.signature(construct).parameters
 

@@ -33,9 +33,9 @@ class State(layouts.BackendState):
     _noun: ClassVar = "items", 1  # and the axis of the storage at which `repr` lets an item begin
 
     @property
-    def _witness(self) -> Any:
-        """A few arrays that are donated with the rest, for a quick look before each eager call."""
-        return self.ring
+    def _witness(self) -> jax.Array:
+        """An array that is donated with the rest, for a quick look before each eager call."""
+        return self.ring.inserted
 
     def _contents(self) -> tuple[str, dict[str, Any]]:
         words, axes = shown.held(self.ring.size, self.ring.capacity, self._noun[0])

@@ -1,6 +1,7 @@
 """Programs that are timed in turn: compiled scans that carry their state, and Python loops."""
 
 import gc
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -117,12 +118,13 @@ def in_turn(
 ) -> dict[Any, dict]:
     """Microseconds (`us`) of each program, which returns seconds, and the `ratio` to its base, if it has one.
 
-    They take turns (A B C A B C ...), of which the first do not count.
+    They take turns, of which the first do not count. The order of each turn is drawn: what runs after a library whose
+    threads still spin, or that filled the caches, takes longer.
     """
-    times = {key: [] for key in programs}
+    times, order = {key: [] for key in programs}, random.Random(0)
     for _ in range(WARM_UP_RUNS + runs):
-        for key, program in programs.items():
-            times[key].append(program() * 1e6)
+        for key in order.sample([*programs], len(programs)):
+            times[key].append(programs[key]() * 1e6)
     times = {key: np.array(of_key[WARM_UP_RUNS:]) for key, of_key in times.items()}
     figures = {key: {"us": percentiles(of_key, 2, ends)} for key, of_key in times.items()}
     for key in figures:

@@ -159,7 +159,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "versions": versions(peers),
         "smoke": args.smoke,
-        "runs": 2 if args.smoke else 9,
+        "runs": 2 if args.smoke else 21,
         "machine": {
             "copy_GB_per_s": {size: round(speed / 1e9, 2) for size, speed in machine.bandwidths.items()},
             "launch_us": round(machine.launch * 1e6, 3),

@@ -350,7 +350,7 @@ class Lane:
             np.testing.assert_array_equal(leaves_of(uses.unspent), unspent)
 
     def check_late(self, uses):
-        """Check the counts of late rows; of a mixture's source their sum, as its twin doesn't know an absent item's shard."""
+        """Check the counts of late rows; in a mixture their sum, as its twin knows no absent item's shard."""
         found, expected = np.ravel(uses.late), [shard.uses.late for shard in self.twin.shards]
         if getattr(self.twin, "in_order", True):
             np.testing.assert_array_equal(found, expected)

@@ -125,6 +125,55 @@ def test_eager_calls_a_scan_and_vmap_agree_bit_for_bit_and_nothing_recompiles(na
     chex.assert_trees_all_equal(mapped, scanned)
 
 
+STREAMS_WITH = {  # buffers whose `add` takes a mask for all rows
+    **{name: buffer for name, (buffer, shape) in (CONTRACTS | MORE_CONTRACTS).items() if len(shape) == 2},
+    "inside": STREAMS(sampler=jr.Prioritized(max_priority="stored", normalize="global"), windows="inside", gaps=True),
+    "episodes": STREAMS(windows="episodes", hindsight=True, max_uses=2),
+    "cut": over_devices(STREAMS(sampler=PER, windows="cut", hindsight=True, count_updates=True), 2),
+}
+del STREAMS_WITH["rollouts"]
+
+
+@pytest.mark.parametrize("name", [x if x in ("inside", "episodes", "cut") else rarely(x) for x in STREAMS_WITH])
+def test_a_false_mask_equals_no_call(name):
+    """Eager, and in a scan over lanes with different masks; with ends, TD errors and gaps."""
+    buffer, rng = STREAMS_WITH[name], seeds.rng("masks", name)
+    wholes = list(map(twins.unsharded, getattr(buffer, "buffers", (buffer,))))
+    masks = rng.random((2, 10)) < 0.7
+    batches = stack(*[items(3, 4) | {"id": rng.integers(1, 99, (3, 4), np.int32)} for _ in range(10)])
+    ends, drawable, error = rng.random((3, 10, 3, 4)) < [[[[0.2]]], [[[0.9]]], [[[0.1]]]]
+
+    def step(state, batch, ends, drawable, error, key, mask):
+        parts = enumerate(wholes) if isinstance(buffer, jr.Mixture) else [((), wholes[0])]
+        for source, whole in parts:
+            named = {"ends": ends, "td_errors": jnp.where(error, jnp.nan, 1.0 * batch["id"])[: whole.completed(3)]}
+            named |= {"drawable": drawable} if whole.gaps else {}
+            given = (batch,) if source == () else (source, batch)
+            state = buffer.add(state, *given, **named, mask=mask)
+        handles = buffer.sample(state, key, 8).indices
+        return state, handles, jax.random.normal(key, (8,))
+
+    def learn(state, given):
+        state, *told = step(state, *given)
+        return jax.tree.map(functools.partial(jnp.where, given[-1]), buffer.update(state, *told), state), state
+
+    given = batches, ends, drawable, error, jax.random.split(jax.random.key(0), 10)
+    state = buffer.init(items(3, 4))
+    call, called = jax.jit(functools.partial(step, mask=None)), jax.jit(step)
+    each = jax.jit(jax.vmap(lambda masks: lax.scan(learn, state, (*given, masks))))(masks)
+    for lane, mask in enumerate(masks):
+        now = buffer.init(items(3, 4))
+        for t in range(10):
+            if mask[t]:
+                now, *told = call(now, *at(given, t))
+            else:
+                chex.assert_trees_all_equal(called(now, *at(given, t), mask=False)[0], now)
+            chex.assert_trees_all_equal(now, at(at(each[1], lane), t))
+            now = buffer.update(now, *told) if mask[t] else now
+        chex.assert_trees_all_equal(now, at(each[0], lane))
+    assert 0 < masks.sum() < masks.size
+
+
 KINDS = ["replay", "reservoir", "sequence", "sharded"]
 
 

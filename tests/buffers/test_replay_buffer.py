@@ -6,9 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import numbers, rejects
+from helpers import cases, leaves_of, numbers, rejects
 
 import jaxreplay as jr
+from jaxreplay import sum_tree
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def total_and_handles(state, capacity):
+    return sum_tree.total(state.sampler.tree), state.ring.handles(np.arange(capacity))
 
 
 def test_items_of_every_dtype_come_back():
@@ -65,6 +71,29 @@ def test_a_state_of_another_sampler_is_refused():
         buffer, other = (jr.ReplayBuffer(capacity=4, sampler=sampler) for sampler in pair)
         state = jax.eval_shape(other.init, numbers(0, 4))
         rejects("this state is of another sampler", jax.eval_shape, buffer.add, state, numbers(0, 4))
+
+
+def test_coax_traces():
+    """coax gives every added item a priority of its own: here, an add of one item followed by an update."""
+    for case in cases("coax_per"):
+        sampler = jr.Prioritized(alpha=case["alpha"], epsilon=case["epsilon"])
+        buffer = jr.ReplayBuffer(capacity=case["capacity"], sampler=sampler)
+        state = buffer.init(numbers(0, 1))
+        for op in case["ops"]:
+            if op["op"] == "add":
+                for i, adv in zip(op["ids"], op["adv"], strict=True):
+                    state = buffer.add(state, numbers(i, 1), td_errors=np.array([adv]))
+            else:
+                rows = 8 - len(op["ids"])
+                ids = np.pad(op["ids"], (0, rows), constant_values=-1)
+                state = buffer.update(state, ids, np.pad(op["adv"], (0, rows)))
+            leaves = leaves_of(state.sampler.tree)
+            np.testing.assert_allclose(leaves, op["leaves"], rtol=1e-5)
+            total, handles = jax.device_get(total_and_handles(state, case["capacity"]))
+            np.testing.assert_allclose(total, op["root"], rtol=1e-5)
+            slot_ids = [-1 if i is None else i for i in op["slot_ids"]]
+            np.testing.assert_array_equal(handles, slot_ids)
+            np.testing.assert_array_equal(np.where(handles < 0, -1, state.storage), slot_ids)
 
 
 @pytest.mark.versions

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import leaves_of, rarely, rejects
+from helpers import cases, leaves_of, rarely, rejects
 from scipy import stats
 
 import jaxreplay as jr
@@ -21,6 +21,7 @@ weigh = jax.jit(
     static_argnums=0,
 )
 take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
+look = jax.jit(lambda tree, prefixes: (sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)))
 total = jax.jit(sum_tree.total)
 ROWS = 8  # of most calls, and slots of most states, so that tests share programs
 
@@ -165,6 +166,34 @@ def test_counters_stop_at_the_largest_int32():
         state = update(sampler, state, [0, 1], [np.nan, np.nan])
     assert (int(state.updates), int(state.rejected)) == (2**31 - 1, 2**31 - 1)
     np.testing.assert_array_equal(weigh(sampler, state, np.array([0.5, 0.25]), np.int32(2)), [0.5, 1])
+
+
+def test_labml_traces():
+    """labml's buffer: no epsilon, independent draws, weights divided by the largest over all stored items."""
+    for case in cases("labml_per"):
+        capacity, most = case["capacity"], ROWS if case["capacity"] <= ROWS else 64  # slots after the last stay empty
+        sampler = jr.Prioritized(alpha=case["alpha"], epsilon=0.0, normalize="global", stratified=False)
+        state, cursor = sampler.init(most), 0
+        for op in case["ops"]:
+            if op["op"] == "add":
+                for _ in range(op["count"]):
+                    slots = np.where(np.arange(ROWS) == 0, cursor, most)  # the others are out of range, and dropped
+                    state = insert(sampler, state, slots, np.ones(ROWS, bool))
+                    cursor = (cursor + 1) % capacity
+            else:
+                state = update(sampler, state, op["idx"], op["priority"])
+            assert cursor == op["next_idx"]
+            np.testing.assert_allclose(leaves_of(state.tree), np.pad(op["leaves"], (0, most - capacity)), rtol=1e-5)
+            fractions, expected = zip(*op["find"], strict=True)
+            mass, minimum, found = look(state.tree, np.float32(np.array(fractions) * op["total"]))
+            np.testing.assert_allclose(mass, op["total"], rtol=1e-5)
+            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_allclose(minimum, op["min"], rtol=1e-5)
+            np.testing.assert_allclose(state.max_priority, op["max_priority"], rtol=1e-5)
+            if "weights_all" in op:
+                stored = leaves_of(state.tree)
+                weights = weigh(sampler, state, stored / stored.sum(), np.int32(op["size"]), beta=op["beta"])
+                np.testing.assert_allclose(np.asarray(weights)[: op["size"]], op["weights_all"], rtol=1e-5)
 
 
 @pytest.mark.versions

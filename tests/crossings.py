@@ -17,8 +17,8 @@ import oracles
 import seeds
 import test_sequence_twin as sequence
 import twins
-from helpers import at, items, stack, types
-from jax.sharding import AxisType, Mesh
+from helpers import at, items, over_devices, stack, types
+from jax.sharding import AxisType
 
 import jaxreplay as jr
 
@@ -79,10 +79,6 @@ class Configuration:
         sources = sum(1 + 0.6 * ("sharded" in options) for options in self.sources)
         return programs * sources * (1 + 0.3 * ("vmap" in self.program))
 
-    def __str__(self):
-        sources = " + ".join(f"({', '.join(sorted(options))})" for options in self.sources)
-        return f"{sources} {sorted(self.program)}"
-
 
 def _fits(name, options):
     own_sampler = name in OF_SAMPLER and options & {*OF_SAMPLER}
@@ -125,16 +121,6 @@ def configurations():
 
 
 # --- what is run
-
-
-def over(buffer, num_shards, explicit=False):
-    """The buffer over devices; itself for 0."""
-    if num_shards == 0:
-        return buffer
-    kind = AxisType.Explicit if explicit else AxisType.Auto
-    return jr.Sharded(
-        buffer=buffer, mesh=Mesh(np.array(jax.devices("cpu")[:num_shards]), ("data",), axis_types=(kind,))
-    )
 
 
 def _sampler(options, rng, normalize):
@@ -190,13 +176,18 @@ class Plan:
         """Rows of a draw: fewer than BATCH where a source draws each item once and has fewer."""
 
         def fits(batch):
-            counts = self.mixture.counts(batch) if self.mixture else (batch,)
             both = zip(self.sources, self.wholes, strict=True)
             most = [x.num_slots if whole.sampler.is_distinct else BATCH for x, whole in both]
             shards = map(twins.num_shards, self.sources)
-            return all(n > 0 and n % d == 0 and n // d <= x for n, d, x in zip(counts, shards, most, strict=True))
+            return all(
+                n > 0 and n % d == 0 and n // d <= x for n, d, x in zip(self.counts(batch), shards, most, strict=True)
+            )
 
         return max(filter(fits, range(1, BATCH + 1)))
+
+    def counts(self, num_rows):
+        """Rows of each source in a draw."""
+        return self.mixture.counts(num_rows) if self.mixture else (num_rows,)
 
     def method_of(self, name, k):
         """A method of source k, which takes and returns the whole state."""
@@ -214,8 +205,10 @@ class Plan:
         if self.tracer is not None:
             tracers = [self.tracer.init(*_step(rows)) for _ in self.sources]
             rows = self.tracer.spec(*_step(rows))
+        has_counter = jr.buffers.ReplayState, jr.buffers.SequenceState  # each slot of a reservoir has one
         states = self.each(self.buffer.init(rows))
-        return {"replay": self.whole([*map(about_to_wrap, states)]), "tracers": tracers}
+        states = [twins.about_to_wrap(x, "ring") if isinstance(x, has_counter) else x for x in states]
+        return {"replay": self.whole(states), "tracers": tracers}
 
     def each(self, states):
         """The states of the sources."""
@@ -223,14 +216,6 @@ class Plan:
 
     def whole(self, states):
         return tuple(states) if self.mixture else states[0]
-
-
-def about_to_wrap(state):
-    """An empty state whose counter of items is at its end; each slot of a reservoir has its own."""
-    if isinstance(state, jr.buffers.ReservoirState):
-        return state
-    last = state.ring.period - 2 * state.ring.capacity
-    return state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, last)))
 
 
 def first_plan(config, rng):
@@ -242,7 +227,11 @@ def first_plan(config, rng):
 
     def made(wholes, count, plan):
         sources = tuple(
-            over(whole, count if "sharded" in options else 0, "explicit" in options)
+            over_devices(
+                whole,
+                count if "sharded" in options else 0,
+                AxisType.Explicit if "explicit" in options else AxisType.Auto,
+            )
             for whole, options in zip(wholes, config.sources, strict=True)
         )
         weights = "joint" if "joint" in config.program else "own"
@@ -532,16 +521,6 @@ class Twin:
         for source in self.sources:
             source.clear()
 
-    def parts(self, num_rows):
-        """Rows of each source in a draw, by largest remainders, of equal ones the earlier."""
-        quotas = [round(share * num_rows, 9) for share in self.shares]
-        counts = [int(quota) for quota in quotas]
-        while sum(counts) < num_rows:
-            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
-            counts[int(np.argmax(left))] += 1
-        stops = np.cumsum((0, *counts))
-        return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(stops)]
-
     @property
     def size(self):
         return sum(source.size for source in self.sources)
@@ -619,7 +598,6 @@ class Lane(twins.Lane):
         self.happened["steps"] += 1
         self.happened["on a full buffer"] += any(shard.ring.is_full for shard in self.twin.shards)
         for operation in self.plan.order:
-            self.log.append((operation, given[operation if operation != "draw" else "max_age"]))
             getattr(self, operation)(given, seen)
         self.check_look(given, seen["look"], seen["every"])
 
@@ -669,8 +647,9 @@ class Lane(twins.Lane):
             np.testing.assert_array_equal(sample.items.idx, sample.indices)
             np.testing.assert_allclose(sample.items.W, sample.weights, rtol=1e-6)
         sample = sample.replace(items=_observed(sample.items))
-        expected = np.zeros(self.plan.batch)
-        for lane, share, rows in zip(self.parts, self.twin.shares, self.twin.parts(self.plan.batch), strict=True):
+        expected, stops = np.zeros(self.plan.batch), np.cumsum(self.plan.counts(self.plan.batch))
+        rows_of_each = np.split(np.arange(self.plan.batch), stops[:-1])
+        for lane, share, rows in zip(self.parts, self.twin.shares, rows_of_each, strict=True):
             source, own = lane.twin, at(sample, rows)
             in_order, source.in_order = source.in_order, True
             drawn = lane.check_draw(own, max_age, beta, weights=not joint)
@@ -679,7 +658,7 @@ class Lane(twins.Lane):
             if drawn and joint:
                 weights = source.draw_weights(source.draw_law(max_age), drawn, len(own.indices), beta, None)
                 number = len(drawn) if len(source.shards) == 1 else len(own.indices)  # shards correct for empty rows
-                expected[rows][own.indices >= 0] = share * self.plan.batch / number * weights
+                expected[rows[own.indices >= 0]] = share * self.plan.batch / number * weights
         if joint:
             normalize = {getattr(source.sampler, "normalize", None) for source in self.twin.sources} & {"batch"}
             expected /= expected.max() if normalize and expected.max() > 0 else 1
@@ -715,7 +694,7 @@ class Lane(twins.Lane):
 
     def check_look(self, given, seen, every):
         twin, names = self.twin, given["read"]
-        twins.Lane.check_sizes(self, seen, [3])
+        self.check_sizes(seen, [3])
         rows = twin.rows(names)
         items = [shard.ring.items(handle) if shard.has(handle) else None for shard, handle in rows]
         twins.check_items(_observed(seen["read"]), items)
@@ -801,8 +780,6 @@ class Run:
         length = self.steps // 2 if mode == "scan" else 1
         for _ in range(self.steps // length):
             given = [[lane.given() for _ in range(length)] for lane in self.lanes]
-            for lane in self.lanes:
-                lane.log.append((mode, ()))
             of_steps = [stack(*x) if self.vmap else x[0] for x in zip(*given, strict=True)]
             arguments = stack(*of_steps) if mode == "scan" else of_steps[0]
             self.carry, seen = self.program(mode)(self.carry, arguments)
@@ -813,8 +790,6 @@ class Run:
                     lane.follow(given[k][time], at(now, k) if self.vmap else now)
 
     def event(self, name, folder):
-        for lane in self.lanes:
-            lane.log.append((name, ()))
         getattr(self, name)(folder)
         for lane, carry in zip(self.lanes, self.parts(), strict=True):
             lane.happened[name] += 1
@@ -889,7 +864,6 @@ class Run:
             found = jr.diagnostics(self.plan.buffer, carry["replay"], thorough=True)
             self.lanes[0].check_diagnostics(jax.device_get(found))
         except BaseException as error:
-            about = f"configuration {self.name}: {self.config}; JAXREPLAY_SEED={self.seed}\n{self.plan}"
-            twins.note(error, about, self.lanes)
+            error.add_note(f"configuration {self.name}: {self.config}; JAXREPLAY_SEED={self.seed}\n{self.plan}")
             raise
         return self.lanes[0].happened

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
@@ -75,8 +75,9 @@ def rejects(message, function, *arguments, error=ValueError, **named):
         function(*arguments, **named)
 
 
-def check_happened(happened, least, count):
-    """Check that each event in `least` happened at least that often per hundred of `count`."""
+def check_happened(happened, least, count=None):
+    """Check that each event in `least` happened at least that often per hundred of `count`, or of steps."""
+    count = happened["steps"] if count is None else count
     short = {name: (happened[name], x) for name, x in least.items() if happened[name] < x * count / 100}
     assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
 
@@ -86,13 +87,13 @@ def cases(name):
     return json.loads((pathlib.Path(__file__).parent / "vectors" / f"{name}.json").read_text())["cases"]
 
 
-def mesh(num_shards, devices=None):
-    return Mesh(np.array((devices or jax.devices("cpu"))[:num_shards]), ("data",))
+def mesh(num_shards, devices=None, kind=AxisType.Auto):
+    return Mesh(np.array((devices or jax.devices("cpu"))[:num_shards]), ("data",), axis_types=(kind,))
 
 
-def over_devices(buffer, num_shards):
+def over_devices(buffer, num_shards, kind=AxisType.Auto):
     """The buffer in so many shards; itself for 0."""
-    return jr.Sharded(buffer=buffer, mesh=mesh(num_shards)) if num_shards else buffer
+    return jr.Sharded(buffer=buffer, mesh=mesh(num_shards, kind=kind)) if num_shards else buffer
 
 
 def no_ends(buffer, steps):

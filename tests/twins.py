@@ -8,7 +8,6 @@ import collections
 import contextlib
 import functools
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,29 +161,17 @@ def key_data(rng):
     return np.asarray(jax.random.key_data(jax.random.key(int(rng.integers(2**31)))))
 
 
-def brief(arguments):
-    """Arguments in one line."""
-
-    def plain(x):
-        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if is_key else x).tolist()
-
-    return " ".join(str(jax.tree.map(plain, arguments)).split())[:300]
-
-
-def note(error, about, lanes):
-    """Add to an error what was run, and the last operations of each lane, with their arguments."""
-    error.add_note(about)
-    for k, lane in enumerate(lanes):
-        operations = [f"{name}: {brief(arguments)}" for name, arguments in lane.log]
-        error.add_note(f"lane {k}, the last operations:\n" + "\n".join(operations))
+def about_to_wrap(state, *names):
+    """An empty state of which these rings have their counters at the end."""
+    rings = {name: getattr(state, name) for name in names}
+    last = {name: jnp.full_like(x.inserted, x.period - 2 * x.capacity) for name, x in rings.items()}
+    return state.replace(**{name: x.replace(inserted=last[name]) for name, x in rings.items()})
 
 
 class Lane:
-    """A twin, the names seen so far in its buffer, counts of events, and the last operations."""
+    """A twin, the names seen so far in its buffer, and counts of events."""
 
     def __init__(self, twin, rng):
-        self.log = collections.deque(maxlen=20)
         self.twin, self.rng, self.happened = twin, rng, collections.Counter()
         self.seen = [[] for _ in twin.shards]
         self.drawn = np.full(DRAWS, -1)
@@ -504,7 +491,6 @@ class Run:
         lane.remember()
         given["update"] = lane.update()
         given["set"] = lane.set(length)
-        lane.log.extend(given.items())
         read, oldest = lane.names(DRAWS, 0.4), max([1, *map(lane_oldest, lane.twin.shards)]) * lane.twin.age_step
         return given, {"read": read, "max_age": np.int32(lane.rng.integers(1, 2 + oldest)), "key": key_data(lane.rng)}
 
@@ -516,7 +502,6 @@ class Run:
             for lane in self.lanes:
                 lane.twin.clear()
                 lane.happened["clears off slot 0"] += bool(off)
-                lane.log.append(("clear", ()))
         given, looked = zip(*(self.given(lane, number) for lane in self.lanes), strict=True)
         stacked = (stack(*x) if self.mode == "vmap" else x[0] for x in (given, looked))
         given, asked = stacked
@@ -543,17 +528,13 @@ class Run:
             try:
                 self.step(number)
             except BaseException as error:
-                note(error, f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}", self.lanes)
+                error.add_note(f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}")
                 raise
         return self.lanes[0].happened
 
 
 def lane_oldest(shard):
     return max((shard.ring.age(handle) for handle in shard.handles), default=0)
-
-
-def check_happened(happened, least):
-    helpers.check_happened(happened, least, happened["steps"])
 
 
 LEAST = {

@@ -12,7 +12,7 @@ import jaxreplay as jr
 
 KEY, ROWS = jax.random.key(0), PartitionSpec("data")
 KEYS = jax.random.split(KEY, 4)
-EXPLICIT = Mesh(np.array(jax.devices("cpu")[:4]), ("data",), axis_types=(AxisType.Explicit,))
+EXPLICIT = mesh(4, kind=AxisType.Explicit)
 PER = jr.Prioritized(alpha=0.7)
 REPLAY = jr.ReplayBuffer(capacity=16, sampler=PER, donate=False)
 BUFFERS = {

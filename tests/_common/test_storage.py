@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, no_ends, rarely, rejects, stack
+from helpers import at, rarely, stack
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay._common import devices, layouts
+from jaxreplay._common import layouts
 
 ITEMS = {
     "numbers": ((), jnp.float32),
@@ -162,46 +162,3 @@ def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
     found = buffer.get(state, np.arange(4))
     same(*(jax.tree.map(lambda x: jax.random.key_data(x) if is_key else x, x["y"]) for x in (found, items)))
     np.testing.assert_array_equal(found["x"], items["x"])
-
-
-@pytest.mark.parametrize("kind", ["items", rarely("sequences")])
-def test_rows_are_migrated_as_what_they_hold(as_rows, kind):
-    numbers = np.arange(72, dtype=np.float32).reshape(4, 6, 3)
-    rows = {"x": numbers, "y": np.arange(24).astype(jnp.bfloat16).reshape(4, 6)}
-    sizes = {"num_envs": 6, "sequence_length": 3, "windows": "cut", "sampler": jr.Prioritized()}
-    buffer, larger = (jr.SequenceBuffer(length=length, **sizes) for length in (7, 9))
-    if kind == "items":
-        rows, (buffer, larger) = at(rows, 0), (jr.ReplayBuffer(capacity=capacity) for capacity in (10, 12))
-
-    def migrated(rows_of_128):
-        as_rows(rows_of_128)
-        state = buffer.init(rows)
-        for _ in range(4):
-            state = buffer.add(state, rows, **no_ends(buffer, rows))
-        return jr.migrate(buffer, state, larger)
-
-    plain, found = migrated(False), migrated(True)
-    assert jax.tree.structure(found) != jax.tree.structure(plain)
-    same(found, plain.on_this_backend())
-
-
-def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(monkeypatch, tmp_path):
-    numbers = np.arange(60, dtype=np.float32)
-    items = {"x": numbers.reshape(12, 5), "y": np.arange(12).astype(jnp.float8_e5m2)}
-    buffer = jr.ReplayBuffer(capacity=20, sampler=jr.Prioritized(), donate=False)
-    made = {}
-
-    def as_rows(rows):
-        monkeypatch.setattr(devices, "backend_of", lambda arrays=(): "tpu" if rows else "cpu")
-
-    for rows in (False, True):
-        as_rows(rows)
-        made[rows] = buffer.add(buffer.init(items), items)
-        jr.save(tmp_path / str(rows), buffer, made[rows])
-    for rows in (False, True):
-        as_rows(rows)
-        for like in (made[rows], jax.eval_shape(lambda state: state, made[rows])):
-            same(jr.restore(tmp_path / str(not rows), buffer, like=like), made[rows])
-        other = buffer.init({"x": numbers[None, :6], "y": items["y"][:1]})
-        message = r"like\.storage\['x'\]\S* saved .*, given"
-        rejects(message, jr.restore, tmp_path / str(not rows), buffer, like=other)

@@ -1,10 +1,9 @@
 """A ReplayBuffer, alone and sharded, does in random operations what its twin does."""
 
-import jax.numpy as jnp
 import pytest
 import seeds
 import twins
-from helpers import items, numbers, rarely
+from helpers import check_happened, items, numbers, rarely
 
 import jaxreplay as jr
 
@@ -13,8 +12,7 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
     """`backend`: the state is laid out as there."""
     buffer = twins.over(jr.ReplayBuffer(capacity=capacity, **twins.choices(sampler)), num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
-    first = state.ring.period - 3 * capacity // num_shards if near_wrap else 0
-    state = state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)))
+    state = twins.about_to_wrap(state, "ring") if near_wrap else state
     state = state if backend is None else state.on_this_backend(backend)
     names = "replay", capacity, sampler, num_shards, mode
     return twins.Run(buffer, state, twins.batches(sizes), *names, mode=mode, seed=seed)
@@ -38,7 +36,7 @@ def test_a_replay_buffer_does_what_its_twin_does(capacity, sampler, num_shards, 
     sizes = [(capacity, True), (2 * num_shards, False)]
     run = random_run(capacity, sampler, sizes, num_shards, mode, near_wrap=True, backend=backend)
     nothing_left = 3 if "max_uses" in sampler and num_shards == 2 else 0  # in a shard of few slots and many updates
-    twins.check_happened(run.run(60), twins.least(sampler) | {"draws with nothing left in a shard": nothing_left})
+    check_happened(run.run(60), twins.least(sampler) | {"draws with nothing left in a shard": nothing_left})
 
 
 @pytest.mark.slow
@@ -55,10 +53,10 @@ def test_long_runs_with_a_new_seed(sampler, mode):
     few = {"items of whole passes": 20, "rows told of": 12, "updates of stored items": 50}  # of a buffer of few items
     for name, of_each in few.items():
         least[name] = min(least.get(name, 0), of_each * share * num_shards)
-    twins.check_happened(run.run(150), least)
+    check_happened(run.run(150), least)
 
 
 @pytest.mark.slow
 def test_a_buffer_of_one_item():
     happened = random_run(1, "batch", [(1, True), (1, False)], near_wrap=True, seed=seeds.fresh()).run(100)
-    twins.check_happened(happened, {"updates of stored items": 80, "rows masked": 10, "on a full buffer": 70})
+    check_happened(happened, {"updates of stored items": 80, "rows masked": 10, "on a full buffer": 70})

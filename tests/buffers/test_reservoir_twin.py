@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import seeds
 import twins
-from helpers import items, numbers, rarely
+from helpers import check_happened, items, numbers, rarely
 
 import jaxreplay as jr
 
@@ -58,7 +58,7 @@ def least(sampler):
 )
 def test_a_reservoir_does_what_its_twin_does(capacity, sampler, num_shards, mode):
     happened = random_run(capacity, sampler, [(48, True), (2 * num_shards, False)], num_shards, mode).run(40)
-    twins.check_happened(happened, least(sampler))
+    check_happened(happened, least(sampler))
 
 
 @pytest.mark.slow
@@ -71,4 +71,4 @@ def test_long_runs_with_a_new_seed(many, mode):
     capacity = num_shards * int(rng.integers(1, 20))
     sizes = [(rows * num_shards, told) for rows in (1, 3, 2 * capacity) for told in (True, False)]
     run = random_run(capacity, sampler, sizes, num_shards, mode, many, seeds.fresh())
-    twins.check_happened(run.run(150), {"rows masked": 30, "updates of stored items": 50})
+    check_happened(run.run(150), {"rows masked": 30, "updates of stored items": 50})

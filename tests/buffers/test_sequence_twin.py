@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import seeds
 import twins
-from helpers import items, no_ends, rarely
+from helpers import check_happened, items, no_ends, rarely
 
 import jaxreplay as jr
 
@@ -82,12 +82,7 @@ def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED
     whole = jr.SequenceBuffer(**twins.choices(sampler), **config)
     buffer = twins.over(whole, num_shards)
     state = buffer.init(items(np.zeros((1, whole.num_envs), np.int32)))
-    slots = whole.num_slots // num_shards
-    first, first_row = (x.period - 3 * n for x, n in ((state.ring, slots), (state.rows, whole.length)))
-    state = state.replace(
-        ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)),
-        rows=state.rows.replace(inserted=jnp.full_like(state.rows.inserted, first_row)),
-    )
+    state = twins.about_to_wrap(state, "ring", "rows")
     if whole.hindsight:
         now = jnp.full_like(state.episodes.now, 2**31 - 3)
         state = state.replace(episodes=state.episodes.replace(now=now))
@@ -157,7 +152,7 @@ def least(name, sampler):
 def test_a_sequence_buffer_does_what_its_twin_does(name, sampler, num_shards, mode):
     sizes = [(1, True), (4, True), (3, False)]
     happened = random_run(CONFIGS[name], sampler, sizes, num_shards, mode).run(60)
-    twins.check_happened(happened, least(name, sampler))
+    check_happened(happened, least(name, sampler))
 
 
 @pytest.mark.slow
@@ -170,7 +165,7 @@ def test_long_runs_with_a_new_seed(name, mode):
     sampler, num_shards = str(rng.choice(list(twins.SAMPLERS))), int(rng.integers(1, 3))
     num_shards = num_shards if CONFIGS[name]["num_envs"] % num_shards == 0 else 1
     happened = random_run(CONFIGS[name], sampler, sizes, num_shards, mode, seeds.fresh()).run(120)
-    twins.check_happened(happened, {"updates of stored items": 30, "rows told of": 5, "on a full buffer": 60})
+    check_happened(happened, {"updates of stored items": 30, "rows told of": 5, "on a full buffer": 60})
 
 
 @pytest.mark.slow
@@ -185,4 +180,4 @@ def test_any_configuration(number):
     sizes = [(int(size), bool(told)) for size in rng.integers(1, length + 1, 3) for told in (True, False)]
     sampler = rng.choice(list(twins.SAMPLERS))
     happened = random_run(kind, sampler, sizes, seed=seeds.fresh()).run(120)
-    twins.check_happened(happened, {"steps": 100, "on a full buffer": 50})
+    check_happened(happened, {"steps": 100, "on a full buffer": 50})

@@ -81,9 +81,11 @@ def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
     else:
         settings = {"length": 6, "num_envs": 2, "sequence_length": 3, "windows": kind, "sampler": sampler}
         buffer, rows = jr.SequenceBuffer(**settings, hindsight=kind == "inside", gaps=kind != "any"), items(1, 2)
-    state = noise(jax.eval_shape(lambda: buffer.init(rows)))
-    jr.save(tmp_path, buffer, state)
-    assert_same(jr.restore(tmp_path, buffer, state), state)
+    one = jax.eval_shape(lambda: buffer.init(rows))
+    for shapes in (one, jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), one)):  # also of lanes
+        state = noise(shapes)
+        jr.save(tmp_path, buffer, state)
+        assert_same(jr.restore(tmp_path, buffer, state), state)
 
 
 @pytest.mark.parametrize(("backend", "fanout"), [("gpu", 64), rarely(("tpu", 128))])

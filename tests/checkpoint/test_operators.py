@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from checkpoint_runs import assert_same
 from faults import OPENS, Fails, assert_alone, check_save, hooked, in_time, refuse, state, tree, unreadable, which
-from helpers import rarely, rejects
+from helpers import mesh, rarely, rejects
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
@@ -218,7 +218,7 @@ def test_files_of_operating_systems_in_a_checkpoint_are_ignored(two, capsys):
 
 
 on_mesh = getattr(jax, "set_mesh", None) or jax.sharding.use_mesh  # its name before jax 0.8
-EXPLICIT = Mesh(np.array(jax.devices("cpu")[:4]), ("data",), axis_types=(AxisType.Explicit,))
+EXPLICIT = mesh(4, kind=AxisType.Explicit)
 ON_MESH = jr.Sharded(buffer=jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(), donate=False), mesh=EXPLICIT)
 
 

@@ -17,7 +17,9 @@ from jaxreplay._common import devices
 pytestmark = pytest.mark.versions
 PER = jr.Prioritized(alpha=0.7, normalize="global")
 REPLAY = jr.ReplayBuffer(capacity=40, axes=2, sampler=PER, count_updates=True, donate=False)
-SEQUENCE = jr.SequenceBuffer(length=9, num_envs=8, sequence_length=3, windows="inside", sampler=PER, donate=False)
+SEQUENCE = jr.SequenceBuffer(
+    length=9, num_envs=8, sequence_length=3, windows="inside", hindsight=True, sampler=PER, donate=False
+)
 SPENT = jr.ReplayBuffer(capacity=16, max_uses=2, donate=False)
 
 
@@ -79,14 +81,19 @@ def test_it_equals_migrate_bit_for_bit(tmp_path, before, after):
 
 
 @pytest.mark.parametrize(
-    ("was", "backend"), [("cpu", "tpu"), ("tpu", "tpu"), *map(rarely, [("cpu", "gpu"), ("tpu", "cpu")])]
+    ("buffer", "was", "backend"),
+    [
+        *((SEQUENCE, "cpu", "tpu"), (REPLAY, "tpu", "tpu")),
+        *(rarely((REPLAY, *case)) for case in (("cpu", "tpu"), ("cpu", "gpu"), ("tpu", "cpu"))),
+    ],
 )
-def test_it_equals_migrate_in_the_layout_of_another_backend(tmp_path, monkeypatch, was, backend):
-    old, new = over_devices(REPLAY, 8), over_devices(REPLAY, 4)
-    state = jax.jit(lambda x: x.on_this_backend(was))(saved(8)["others"][1]["first"])
+def test_it_equals_migrate_in_the_layout_of_another_backend(tmp_path, monkeypatch, buffer, was, backend):
+    old, new = over_devices(buffer, 8), over_devices(buffer, 4)
+    state = jax.jit(lambda x: x.on_this_backend(was))(filled(old))
     jr.save(tmp_path, old, state)
     monkeypatch.setattr(devices, "backend_of", lambda arrays=(): backend)
     expected = jr.migrate(old, jax.jit(lambda x: x.on_this_backend())(state), new)
+    assert jax.tree.structure(expected) == jax.tree.structure(expected.on_this_backend())
     assert_same(jr.restore(tmp_path, new, jax.eval_shape(lambda: expected)), expected)
 
 

@@ -27,18 +27,6 @@ class CountingTwin(PoolsTwin):
     def where(self):
         return {task: name for env in self.pools for name, tasks in env.items() for task in tasks}
 
-    def _update_group(self, task, rewards):
-        before = self.where().get(task)
-        kept = super()._update_group(task, rewards)
-        after = self.where().get(task)
-        if rewards:
-            self.happened["groups of unknown tasks"] += before is None
-            self.happened["groups that are not finite"] += not np.all(np.isfinite(rewards))
-            self.happened["groups filtered"] += not kept and before is not None and bool(np.all(np.isfinite(rewards)))
-        if before != after:
-            self.happened[f"{before} to {after}"] += 1
-        return kept
-
     def _bring_under_cap(self, env, label):
         before = len(self.pools[env][label])
         super()._bring_under_cap(env, label)
@@ -105,11 +93,18 @@ def random_run(num_operations, seed=seeds.SEED):
                 rewards[rng.integers(GROUPS)] = rng.choice([np.nan, np.inf])
             given = [rewards[g][mask[g]].tolist() for g in range(GROUPS)]
             pairs = list(zip(tasks.tolist(), given, strict=True))
+            before = twin.where()
             expected = twin.update(pairs)
+            after = twin.where()
+            happened.update(f"{before[task]} to {after[task]}" for task in before if before[task] != after[task])
             state, kept = pools.update(state, tasks, rewards, mask=mask)
             np.testing.assert_array_equal(kept, expected)
             known = [0 <= task < pools.num_tasks and np.all(np.isfinite(x)) for task, x in pairs]
             rejected += sum(len(x) > 0 and not good for x, good in zip(given, known, strict=True))
+            happened["groups of unknown tasks"] += sum(len(x) > 0 and task not in before for task, x in pairs)
+            happened["groups that are not finite"] += sum(not np.all(np.isfinite(x)) for x in given)
+            whole = zip(given, known, expected, strict=True)
+            happened["groups filtered"] += sum(len(x) > 0 and good and not kept for x, good, kept in whole)
             happened["rows of a task that came before"] += GROUPS - len(set(tasks.tolist()))
             happened["groups without rollouts"] += sum(not x for x in given)
         elif kind == "recycle":

@@ -1,4 +1,3 @@
-import collections
 import dataclasses
 import functools
 import itertools
@@ -25,40 +24,27 @@ def items(count, first=0):
 
 @pytest.fixture(scope="module")
 def filled():
-    """A state after 60 insertions and updates, of which some come too late; and what was counted meanwhile."""
+    """A state after 60 insertions and updates, of which some come too late; and what its twin has counted."""
     sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
     state, rng = buffer.init(items(10)), seeds.rng(0)
-    priorities, counts, rejected, late, largest = {}, collections.Counter(), 0, 0, 1.0
+    shard = oracles.Shard(oracles.Ring(CAPACITY), alpha=ALPHA)
+    twin = oracles.ShardedTwin([shard], 2**30, sampler)
     for first in range(0, 60, 10):
-        priorities |= dict.fromkeys(range(first, first + 10), largest)
         state = buffer.add(state, items(10, first))
+        twin.add(items(10, first)["id"])
         handles = rng.integers(-1, first + 10, 12).astype(np.int32)
         td_errors = np.where(rng.random(12) < 0.2, np.nan, rng.exponential(size=12) ** 3).astype(np.float32)
         state = buffer.update(state, handles, td_errors)
-        for handle, td_error in zip(handles.tolist(), td_errors.tolist(), strict=True):
-            if 0 <= handle < first + 10 - CAPACITY:
-                late += 1
-            elif handle >= 0:
-                counts[handle] += 1
-                rejected += np.isnan(td_error)
-                if not np.isnan(td_error):
-                    priorities[handle] = abs(td_error) + 1e-6
-                    largest = max(largest, priorities[handle])
-    live = range(60 - CAPACITY, 60)
-    return buffer, state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
+        twin.update(handles, td_errors)
+    priorities = [shard.priorities.leaf[handle] ** (1 / ALPHA) for handle in shard.handles]
+    counts = [shard.uses.counts[handle] for handle in shard.handles]
+    return buffer, state, priorities, counts, shard.priorities.rejected, shard.uses.late
 
 
 def assert_close(found, expected, rtol=2e-4):
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=rtol, err_msg=name)
-
-
-def top_masses(law):
-    """Shares of the mass that the top items have, interpolated, of the probabilities of all."""
-    curve = np.append(0, np.cumsum(np.sort(law[law > 0])[::-1] / law.sum()))
-    parts = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
-    return {name: np.interp(part * (len(curve) - 1), np.arange(len(curve)), curve) for name, part in parts.items()}
 
 
 def test_numbers_that_need_no_draws(filled):
@@ -236,7 +222,7 @@ def test_draws_from_shards_match_the_twin(counts):
     assert_close(found, expected)
     assert len(np.unique(priorities)) > 5
     exact = oracles.thorough_diagnostics((masses[masses > 0] ** (1 / ALPHA)).tolist(), ALPHA)
-    exact |= top_masses(law)  # not that of one tree
+    exact |= oracles.top_masses(law)  # not that of one tree
     assert_close(jr.diagnostics(buffer, state, thorough=True), exact)
 
 
@@ -349,7 +335,7 @@ def test_the_mass_of_shards_with_fewer_items_than_rows():
         buffer, state, sample, _ = half_filled(counts, jr.Uniform(replacement=False))
         law = np.concatenate([np.full(count, 1 / count) for count in sorted(counts) if count])
         for drawn in ({"sample": sample}, {"key": jax.random.key(0)}):  # which takes all that it can
-            expected = {"draws/effective_sample_size": sum(counts), **top_masses(law)}
+            expected = {"draws/effective_sample_size": sum(counts), **oracles.top_masses(law)}
             assert_close(jr.diagnostics(buffer, state, **drawn), expected, rtol=1e-4)
 
 

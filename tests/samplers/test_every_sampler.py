@@ -96,9 +96,11 @@ def test_the_contract(sampler, num_seeds):
 
 @each_variant
 def test_no_state_holds_one_array_twice(sampler):
-    """So that a caller may donate it."""
-    found = pointers(sampler.init(4))
+    """So that a caller may donate it. Nor is one weakly typed, as that of a later state is not."""
+    state = sampler.init(4)
+    found = pointers(state)
     assert len({*found}) == len(found)
+    assert not any(x.weak_type for x in jax.tree.leaves(state))
     assert bool(found) == has_priorities(sampler)
 
 

@@ -29,13 +29,6 @@ PER = {
     "fading": {"half_life": 1.0},
 }
 HALF_LIVES = np.float32([0.5, 2.0, 7.0, 1e6])  # of the lanes, with "fading"
-BUFFERS = {
-    "replay": lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler),
-    "reservoir": lambda sampler: jr.ReservoirBuffer(capacity=9, sampler=sampler),
-    "sequence": lambda sampler: jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler),
-    "sharded": lambda sampler: over_devices(jr.ReplayBuffer(capacity=12, sampler=sampler), 2),
-    "mixture": lambda sampler: jr.Mixture(buffers=(jr.ReplayBuffer(capacity=12, sampler=sampler),) * 2),
-}
 
 
 @pytest.mark.parametrize("per", ["stored", "ever", rarely("number"), "fading"])
@@ -81,19 +74,6 @@ def test_lanes_do_what_their_twins_do(per):
             np.testing.assert_allclose(priorities[k], [x and x**exponent for x in held], rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", BUFFERS)
-def test_settings_are_first_values_in_the_state(name):
-    """Each source and each shard has its own; no array is weakly typed or held twice."""
-    buffer = BUFFERS[name](jr.Prioritized(**IN_STATE))
-    ids = numbers(0, 8)
-    state = buffer.init(items(ids.reshape(4, 2) if name == "sequence" else ids))
-    for part in state if isinstance(state, tuple) else (state,):
-        for setting, value in IN_STATE.items():
-            found = getattr(part.sampler, setting)
-            assert (found.dtype, found.weak_type) == (jnp.float32, False)
-            np.testing.assert_array_equal(found, np.full((2,) if name == "sharded" else (), value, np.float32))
-
-
 def test_shards_have_settings_of_their_own():
     buffer, state = stored(jr.Prioritized(epsilon=0.0), 2, alpha=[1.0, 2.0])
     leaves = np.concatenate([leaves_of(at(state.sampler.tree, k)) for k in range(2)])
@@ -137,17 +117,6 @@ def test_settings_of_another_dtype_change_no_other():
     found = buffer.priorities(after, numbers(0, 4))
     np.testing.assert_allclose(found, [0.75, 1.25, 2.25, 3.25], rtol=1e-6)
     assert found.dtype == jnp.float32
-
-
-def test_a_checkpoint_keeps_settings(tmp_path):
-    buffer, state = stored(jr.Prioritized(), 2, **IN_STATE)
-    jr.save(tmp_path / "one", buffer, state)
-    chex.assert_trees_all_equal(jr.restore(tmp_path / "one", buffer, state), state)
-    lanes = stack(*(stored(jr.Prioritized(), **lane)[1] for lane in LANES))
-    alone = stored(jr.Prioritized(), **IN_STATE)[0]
-    jr.save(tmp_path / "lanes", alone, lanes)
-    chex.assert_trees_all_equal(jr.restore(tmp_path / "lanes", alone, lanes), lanes)
-    rejects(r"config.*sampler.alpha: saved 0.6, given 0.7", jr.restore, tmp_path / "one", stored(STATIC, 2)[0], state)
 
 
 def test_diagnostics_and_plots_have_the_priorities_of_static_settings():

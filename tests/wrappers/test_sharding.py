@@ -2,6 +2,7 @@ import dataclasses
 import functools
 
 import chex
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,7 +130,7 @@ def test_shards_over_any_mesh_do_what_their_twins_do(monkeypatch, sampler, kinds
     config = test_sequence_twin.CONFIGS["inside"]
     run = test_sequence_twin.random_run(config, sampler, [(1, True), (4, True), (3, False)], 2)
     least = {"updates of stored items": 150, "young draws": 40, "later rows": 400, "gaps": 60}
-    twins.check_happened(run.run(30), least)
+    helpers.check_happened(run.run(30), least)
     sharded = run.buffer
     shards, rows = (NamedSharding(over, PartitionSpec(*axes)) for axes in (("seed",), (None, "seed")))
     assert (sharded.state_sharding, sharded.items_sharding) == (shards, rows)

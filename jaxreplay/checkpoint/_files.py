@@ -123,15 +123,9 @@ def delete_older(path: str, newest: int, keep: int) -> None:
 
 
 def delete(folder: str) -> None:
-    """Delete a folder, its description last, as far as that is possible."""
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder), key=lambda name: name == files.DESCRIPTION):
-            path = os.path.join(folder, name)
-            try:
-                os.unlink(path)
-            except OSError:
-                shutil.rmtree(path, ignore_errors=True)
-        os.rmdir(folder)
+    """Delete a folder, its arrays before its description, as far as that is possible."""
+    for part in (os.path.join(folder, ARRAYS), folder):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _is_ours(part: str) -> bool:

@@ -211,15 +211,27 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         raise ValueError(f"{found}. Restore with the saved one, then convert by jr.migrate, remap or recycle.")
     owners = _places.owners(config, like, content["shards"])
 
-    def as_saved(owner: _places.Owner | None, node: Any) -> Any:
-        return node if owner is None or owner.is_same else _places.spec_of_old(owner, node)
+    def as_saved(path: Any, node: Any) -> Any:
+        """A state with its old number of shards, in the layout of the backend that saved it."""
+        if not _places.is_state(node):
+            return node
+        name = jax.tree_util.keystr(path)
+        owner, saved = owners.get(name), _leaves.part_of(content, name)
+        spec = node if owner is None or owner.is_same else _places.spec_of_old(owner, node)
+        for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
+            laid = jax.eval_shape(lambda x, to=backend: x.on_this_backend(to), spec) if backend else spec
+            if not _leaves.differ(saved, laid):
+                return laid
+        return spec
 
-    spec = _places.map_states(as_saved, owners, like)
-    laid = _laid_out(folder, content, spec)
-    stored = jax.tree.unflatten(jax.tree.structure(laid), _stored(folder, content, _leaves.named(laid)))
+    spec = jax.tree_util.tree_map_with_path(as_saved, like, is_leaf=_places.is_state)
+    if different := _leaves.differ(content, spec):
+        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
+    stored = jax.tree.unflatten(jax.tree.structure(spec), _stored(folder, content, _leaves.named(spec)))
     by_path = _leaves.named(like)
 
-    def rebuilt(owner: _places.Owner | None, _: Any, node: Any) -> Any:
+    def rebuilt(path: Any, _: Any, node: Any) -> Any:
+        owner = owners.get(jax.tree_util.keystr(path))
         if owner is not None and not owner.is_same:
             return _migration.moved(owner, node)
 
@@ -239,7 +251,7 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         loaded = jax.tree.map(load, node)
         return loaded.on_this_backend() if _places.is_state(node) else loaded
 
-    return _places.map_states(rebuilt, owners, like, stored)
+    return jax.tree_util.tree_map_with_path(rebuilt, like, stored, is_leaf=_places.is_state)
 
 
 def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[Any]:
@@ -254,24 +266,6 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
         return _leaves.Stored(record, tuple(like.shape), like.dtype, read)
 
     return [one(str(i), *both) for i, both in enumerate(zip(content["leaves"], leaves.values(), strict=True))]
-
-
-def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
-    """`spec` with each state in the layout of the backend that saved it; a `ValueError` if the saved state differs."""
-
-    def laid_out(path: Any, node: Any) -> Any:
-        if _places.is_state(node):
-            saved = _leaves.part_of(content, jax.tree_util.keystr(path))
-            for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
-                laid = jax.eval_shape(lambda x, to=backend: x.on_this_backend(to), node) if backend else node
-                if not _leaves.differ(saved, laid):
-                    return laid
-        return node
-
-    laid = jax.tree_util.tree_map_with_path(laid_out, spec, is_leaf=_places.is_state)
-    if different := _leaves.differ(content, laid):
-        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
-    return laid
 
 
 def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxreplay._common import checks, devices, xla
+from jaxreplay._common import checks, devices, files, xla
 from jaxreplay._common.version import __version__
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
@@ -177,30 +177,22 @@ def _described(folder: str) -> dict[str, Any]:
     if (found := content.get("format")) != FORMAT:
         rule = f"this version of jaxreplay reads format {FORMAT}; use the version that wrote it"
         raise ValueError(f"{folder}: has format {str(found)[:20]!r}; {rule}.")
-    with _files.reported(folder):
-        _check(content)
+    with _files.reported(folder, files.OF_STRANGERS):
+        _check(**content)
     return content
 
 
-def _check(content: dict[str, Any]) -> None:
-    """Raise a `ValueError` if a description is not of the form that `save` writes."""
-    match content:
-        case {
-            "library": str(),
-            "step": None | int() as step,
-            "config": {**config},
-            "shards": {**shards},
-            "static": {**static},
-            "leaves": [*leaves],
-            "files": {**files},
-        } if all(map(_leaves.is_record, leaves)):
-            counts = [*shards.values(), (step or 0) + 1]
-            texts = [*config, *static, *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
-            are_counts = all(type(x) is int and x > 0 for x in counts)
-            are_files = all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
-            if are_counts and are_files and all(map(str.isprintable, texts)):
-                return  # all texts are printed; a terminal obeys those that are not printable
-    raise ValueError("its description has another form")
+def _check(*, library: str, step: Any, config: dict, shards: dict, static: dict, leaves: list, files: dict, **_: Any):
+    """Raise an error if a description is not of the form that `save` writes; what a later version has added may be."""
+    counts = [1 if step is None else step + 1, *shards.values()]
+    is_ours = (
+        all(map(_leaves.is_record, leaves))
+        and all(type(x) is int and x > 0 for x in counts)
+        and all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
+    )
+    texts = [*config.keys(), *static.keys(), *(x["path"] + x["dtype"] for x in leaves)]
+    if not (is_ours and all(map(str.isprintable, texts))):  # they are printed; a terminal obeys others
+        raise ValueError("its description has another form")
 
 
 def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> Any:

@@ -139,9 +139,9 @@ def _is_ours(part: str) -> bool:
     return files.DESCRIPTION in names or all(re.fullmatch(OURS, name) for name in names)
 
 
-def reported(folder: str) -> contextlib.AbstractContextManager[None]:
+def reported(folder: str, also: tuple[type[Exception], ...] = ()) -> contextlib.AbstractContextManager[None]:
     """Errors of reading as `Damaged`."""
-    return files.reported(f"{folder}: the checkpoint is damaged", Damaged)
+    return files.reported(f"{folder}: the checkpoint is damaged", Damaged, also)
 
 
 def description(folder: str) -> dict[str, Any]:

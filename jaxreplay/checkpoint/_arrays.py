@@ -4,7 +4,6 @@ TensorStore packs and unpacks chunks in memory, and `_files` writes and reads th
 zeros, each chunk is read once, and the file system's errors are `OSError`.
 """
 
-import contextlib
 import itertools
 import math
 import os
@@ -185,13 +184,10 @@ def _in_threads(function: Callable[..., None], tasks: Iterable[Any], count: int)
         except BaseException as error:
             errors.append(error)
 
-    others = [threading.Thread(target=work) for _ in range(count - 1)]
-    with contextlib.suppress(RuntimeError):  # too many threads: fewer do the work
-        for thread in others:
-            thread.start()
+    others = [files.beside(work) for _ in range(count - 1)]
     work()
     for thread in others:
-        if thread.ident is not None:
+        if thread:
             thread.join()
     if errors:
         raise errors.pop()

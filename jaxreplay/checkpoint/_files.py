@@ -105,6 +105,7 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
     for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays):
         files.sync(folder)
     files.complete(part, folder_of(path, number), content | {"files": found})
+    files.sync(path)
 
 
 def delete_older(path: str, newest: int, keep: int) -> None:

@@ -93,7 +93,7 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
       written: size and CRC-32 of those that this process has written.
     """
     part = folder_of(path, number, PART)
-    arrays, found = os.path.join(part, ARRAYS), {}
+    arrays = os.path.join(part, ARRAYS)
     for name in every:
         file = os.path.join(arrays, name)
         if name not in written:  # by another process
@@ -101,10 +101,9 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
             written[name] = [len(data), zlib.crc32(data)]
         if os.stat(file).st_size != written[name][0]:
             raise OSError(errno.EIO, "has another size than was written", file)
-        found[name] = written[name]
     for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays):
         files.sync(folder)
-    files.complete(part, folder_of(path, number), content | {"files": found})
+    files.complete(part, folder_of(path, number), content | {"files": {name: written[name] for name in every}})
     files.sync(path)
 
 

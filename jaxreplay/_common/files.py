@@ -10,8 +10,9 @@ import io
 import json
 import os
 import stat
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 DESCRIPTION = "description.json"
@@ -45,12 +46,14 @@ def describe(folder: str, content: dict[str, Any], limit: int = MAX_DESCRIPTION)
     os.replace(path + ".new", path)
 
 
-def complete(part: str, folder: str, content: dict[str, Any]) -> None:
-    """Describe a folder whose files are durable, and give it its name once the description is."""
-    describe(part, content)
+def complete(part: str, folder: str, content: dict[str, Any], limit: int = MAX_DESCRIPTION) -> None:
+    """Describe a folder whose files are durable, and give it its name once the description is.
+
+    The name is durable once the folder around it is synced.
+    """
+    describe(part, content, limit)
     sync(part)
     os.rename(part, folder)
-    sync(os.path.dirname(folder))
 
 
 def description(folder: str, limit: int = MAX_DESCRIPTION) -> dict[str, Any]:
@@ -147,6 +150,16 @@ def sync(folder: str) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def beside(function: Callable[[], None]) -> threading.Thread | None:
+    """Run a function in another thread; in this one, with no thread returned, where none can start."""
+    thread = threading.Thread(target=function)
+    try:
+        thread.start()
+    except RuntimeError:  # too many threads, or the program is at its end
+        return function()
+    return thread
 
 
 def lock(folder: str, locks: contextlib.ExitStack) -> bool | None:

@@ -4,8 +4,6 @@ TensorStore packs and unpacks chunks in memory, and `_files` writes and reads th
 zeros, each chunk is read once, and the file system's errors are `OSError`.
 """
 
-import contextlib
-import functools
 import itertools
 import math
 import os
@@ -25,7 +23,6 @@ THREADS = 4  # each holds a chunk, so they bound the memory of a save
 # Its header says how many bytes it unpacks to. Its own choice of blocks is small, and takes up to three times the time.
 COMPRESSOR = {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 2**20}
 ALIGNMENT = 64  # bytes; `jax.device_put` on a CPU copies what is not aligned
-Position = tuple[int, ...]  # of a chunk in the grid of chunks
 Region = tuple[slice, ...]  # with start and stop
 
 
@@ -42,16 +39,17 @@ class Chunks(NamedTuple):
     dtype: np.dtype
     chunk: tuple[int, ...]
 
-    def meet(self, region: Region) -> Iterator[tuple[Position, Region]]:
-        """The chunks that meet a region, and where."""
+    def meet(self, region: Region) -> Iterator[tuple[str, Region]]:
+        """The files of the chunks that meet a region, and where they meet it."""
         ranges = (range(x.start // n, -(-x.stop // n)) for x, n in zip(region, self.chunk, strict=True))
         for position in itertools.product(*ranges):
             every = zip(position, self.chunk, region, strict=True)
-            yield position, tuple(slice(max(i * n, x.start), min((i + 1) * n, x.stop)) for i, n, x in every)
+            where = tuple(slice(max(i * n, x.start), min((i + 1) * n, x.stop)) for i, n, x in every)
+            yield ".".join(map(str, position)) or "0", where
 
     def names(self) -> list[str]:
         """All files: .zarray, which describes the array to other programs, and the chunks."""
-        return [_files.METADATA, *(name_of(position) for position, _ in self.meet(region_of(self.shape)))]
+        return [_files.METADATA, *(file for file, _ in self.meet(region_of(self.shape)))]
 
     def in_memory(self) -> Any:
         """A Zarr array that holds a chunk while it is packed or unpacked."""
@@ -93,28 +91,26 @@ def chunks_of(shape: tuple[int, ...], dtype: np.dtype, shard: tuple[int, ...]) -
     return Chunks(shape, dtype, tuple(chunk))
 
 
-def name_of(position: Position) -> str:
-    return ".".join(map(str, position)) or "0"
-
-
 def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, list[int]]:
     """Write what this process has of arrays, to folders that exist; size and CRC-32 of the files by name."""
     found = {}
 
-    def tasks() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    def tasks() -> Iterator[tuple[str, Any, str, Region, np.ndarray | None]]:
         for name, (chunks, is_whole, parts) in arrays.items():
             memory = chunks.in_memory()
             if is_first:
-                yield os.path.join(name, _files.METADATA), functools.partial(_popped, memory, _files.METADATA)
+                yield name, memory, _files.METADATA, (), None
             for region, part in parts if is_first or not is_whole else ():
                 values = xla.on_host(part)
-                for position, here in chunks.meet(region):
-                    packed = functools.partial(_packed, memory, position, here, values[_shifted(here, region)])
-                    yield os.path.join(name, name_of(position)), packed
+                for file, here in chunks.meet(region):
+                    yield name, memory, file, here, values[_shifted(here, region)]
 
-    def write_one(name: str, make: Callable[[], bytes]) -> None:
-        data = make()
-        found[name] = [files.write(os.path.join(folder, _files.ARRAYS, name), data), zlib.crc32(data)]
+    def write_one(name: str, memory: Any, file: str, here: Region, values: np.ndarray | None) -> None:
+        if values is not None:
+            memory[here].write(values, can_reference_source_data_indefinitely=True).result()
+        data, path = memory.kvstore[file], os.path.join(name, file)
+        del memory.kvstore[file]
+        found[path] = [files.write(os.path.join(folder, _files.ARRAYS, path), data), zlib.crc32(data)]
 
     _in_threads(write_one, tasks(), THREADS)
     return found
@@ -140,14 +136,14 @@ def load(folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], 
         region = region_of(chunks.shape, index)
         found = _aligned(tuple(x.stop - x.start for x in region), chunks.dtype)
 
-        def read_one(position: Position, here: Region) -> None:
+        def read_one(file: str, here: Region) -> None:
             with _files.reported(folder):
-                packed = read_file(name_of(position))
+                packed = read_file(file)
                 if int.from_bytes(packed[4:8], "little") != num_bytes:
-                    raise ValueError(f"chunk {name_of(position)} of array {name} unpacks to another size")
-                memory.kvstore[name_of(position)] = packed
+                    raise ValueError(f"chunk {file} of array {name} unpacks to another size")
+                memory.kvstore[file] = packed
                 found[_shifted(here, region)] = memory[here].read().result()
-                del memory.kvstore[name_of(position)]
+                del memory.kvstore[file]
 
         tasks = [*chunks.meet(region)]
         _in_threads(read_one, tasks, min(THREADS, len(tasks)))
@@ -156,17 +152,6 @@ def load(folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], 
     if sharding is None or len(sharding.device_set) == 1:
         return read()
     return jax.make_array_from_callback(chunks.shape, sharding, read)
-
-
-def _packed(memory: Any, position: Position, region: Region, values: np.ndarray) -> bytes:
-    memory[region].write(values, can_reference_source_data_indefinitely=True).result()
-    return _popped(memory, name_of(position))
-
-
-def _popped(memory: Any, name: str) -> bytes:
-    packed = memory.kvstore.read(name).result().value
-    del memory.kvstore[name]
-    return packed
 
 
 def _shifted(region: Region, origin: Region) -> Region:
@@ -199,13 +184,10 @@ def _in_threads(function: Callable[..., None], tasks: Iterable[Any], count: int)
         except BaseException as error:
             errors.append(error)
 
-    others = [threading.Thread(target=work) for _ in range(count - 1)]
-    with contextlib.suppress(RuntimeError):  # too many threads: fewer do the work
-        for thread in others:
-            thread.start()
+    others = [files.beside(work) for _ in range(count - 1)]
     work()
     for thread in others:
-        if thread.ident is not None:
+        if thread:
             thread.join()
     if errors:
         raise errors.pop()

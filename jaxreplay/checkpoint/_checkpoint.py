@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxreplay._common import checks, devices, xla
+from jaxreplay._common import checks, devices, files, xla
 from jaxreplay._common.version import __version__
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
@@ -177,30 +177,22 @@ def _described(folder: str) -> dict[str, Any]:
     if (found := content.get("format")) != FORMAT:
         rule = f"this version of jaxreplay reads format {FORMAT}; use the version that wrote it"
         raise ValueError(f"{folder}: has format {str(found)[:20]!r}; {rule}.")
-    with _files.reported(folder):
-        _check(content)
+    with _files.reported(folder, files.OF_STRANGERS):
+        _check(**content)
     return content
 
 
-def _check(content: dict[str, Any]) -> None:
-    """Raise a `ValueError` if a description is not of the form that `save` writes."""
-    match content:
-        case {
-            "library": str(),
-            "step": None | int() as step,
-            "config": {**config},
-            "shards": {**shards},
-            "static": {**static},
-            "leaves": [*leaves],
-            "files": {**files},
-        } if all(map(_leaves.is_record, leaves)):
-            counts = [*shards.values(), (step or 0) + 1]
-            texts = [*config, *static, *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
-            are_counts = all(type(x) is int and x > 0 for x in counts)
-            are_files = all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
-            if are_counts and are_files and all(map(str.isprintable, texts)):
-                return  # all texts are printed; a terminal obeys those that are not printable
-    raise ValueError("its description has another form")
+def _check(*, library: str, step: Any, config: dict, shards: dict, static: dict, leaves: list, files: dict, **_: Any):
+    """Raise an error if a description is not of the form that `save` writes; what a later version has added may be."""
+    counts = [1 if step is None else step + 1, *shards.values()]
+    is_ours = (
+        all(map(_leaves.is_record, leaves))
+        and all(type(x) is int and x > 0 for x in counts)
+        and all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
+    )
+    texts = [*config.keys(), *static.keys(), *(x["path"] + x["dtype"] for x in leaves)]
+    if not (is_ours and all(map(str.isprintable, texts))):  # they are printed; a terminal obeys others
+        raise ValueError("its description has another form")
 
 
 def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> Any:
@@ -211,15 +203,27 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         raise ValueError(f"{found}. Restore with the saved one, then convert by jr.migrate, remap or recycle.")
     owners = _places.owners(config, like, content["shards"])
 
-    def as_saved(owner: _places.Owner | None, node: Any) -> Any:
-        return node if owner is None or owner.is_same else _places.spec_of_old(owner, node)
+    def as_saved(path: Any, node: Any) -> Any:
+        """A state with its old number of shards, in the layout of the backend that saved it."""
+        if not _places.is_state(node):
+            return node
+        name = jax.tree_util.keystr(path)
+        owner, saved = owners.get(name), _leaves.part_of(content, name)
+        spec = node if owner is None or owner.is_same else _places.spec_of_old(owner, node)
+        for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
+            laid = jax.eval_shape(lambda x, to=backend: x.on_this_backend(to), spec) if backend else spec
+            if not _leaves.differ(saved, laid):
+                return laid
+        return spec
 
-    spec = _places.map_states(as_saved, owners, like)
-    laid = _laid_out(folder, content, spec)
-    stored = jax.tree.unflatten(jax.tree.structure(laid), _stored(folder, content, _leaves.named(laid)))
+    spec = jax.tree_util.tree_map_with_path(as_saved, like, is_leaf=_places.is_state)
+    if different := _leaves.differ(content, spec):
+        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
+    stored = jax.tree.unflatten(jax.tree.structure(spec), _stored(folder, content, _leaves.named(spec)))
     by_path = _leaves.named(like)
 
-    def rebuilt(owner: _places.Owner | None, _: Any, node: Any) -> Any:
+    def rebuilt(path: Any, _: Any, node: Any) -> Any:
+        owner = owners.get(jax.tree_util.keystr(path))
         if owner is not None and not owner.is_same:
             return _migration.moved(owner, node)
 
@@ -239,7 +243,7 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         loaded = jax.tree.map(load, node)
         return loaded.on_this_backend() if _places.is_state(node) else loaded
 
-    return _places.map_states(rebuilt, owners, like, stored)
+    return jax.tree_util.tree_map_with_path(rebuilt, like, stored, is_leaf=_places.is_state)
 
 
 def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[Any]:
@@ -254,24 +258,6 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
         return _leaves.Stored(record, tuple(like.shape), like.dtype, read)
 
     return [one(str(i), *both) for i, both in enumerate(zip(content["leaves"], leaves.values(), strict=True))]
-
-
-def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> Any:
-    """`spec` with each state in the layout of the backend that saved it; a `ValueError` if the saved state differs."""
-
-    def laid_out(path: Any, node: Any) -> Any:
-        if _places.is_state(node):
-            saved = _leaves.part_of(content, jax.tree_util.keystr(path))
-            for backend in (None, *dict.fromkeys(devices.BACKENDS.values())):
-                laid = jax.eval_shape(lambda x, to=backend: x.on_this_backend(to), node) if backend else node
-                if not _leaves.differ(saved, laid):
-                    return laid
-        return node
-
-    laid = jax.tree_util.tree_map_with_path(laid_out, spec, is_leaf=_places.is_state)
-    if different := _leaves.differ(content, laid):
-        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
-    return laid
 
 
 def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:

@@ -41,8 +41,8 @@ def differences(saved: dict[str, Any], config: Any) -> list[str]:
     saved = saved | {where: value for where, value, is_default in every if is_default and where not in saved}
     for where in {**saved, **given}:
         was, now = (repr(x[where]) if where in x else "nothing" for x in (saved, given))
-        is_equal = where in saved and where in given and saved[where] == given[where]
-        if not is_equal and was != now:  # NaN is not equal to NaN
+        # 1 and 1.0 are equal, and two NaN have one text.
+        if was != now and not (where in saved and where in given and saved[where] == given[where]):
             found.append(f"{where}: saved {was}, given {now}")
     return found
 

@@ -93,7 +93,7 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
       written: size and CRC-32 of those that this process has written.
     """
     part = folder_of(path, number, PART)
-    arrays, found = os.path.join(part, ARRAYS), {}
+    arrays = os.path.join(part, ARRAYS)
     for name in every:
         file = os.path.join(arrays, name)
         if name not in written:  # by another process
@@ -101,10 +101,10 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
             written[name] = [len(data), zlib.crc32(data)]
         if os.stat(file).st_size != written[name][0]:
             raise OSError(errno.EIO, "has another size than was written", file)
-        found[name] = written[name]
     for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays):
         files.sync(folder)
-    files.complete(part, folder_of(path, number), content | {"files": found})
+    files.complete(part, folder_of(path, number), content | {"files": {name: written[name] for name in every}})
+    files.sync(path)
 
 
 def delete_older(path: str, newest: int, keep: int) -> None:
@@ -123,15 +123,9 @@ def delete_older(path: str, newest: int, keep: int) -> None:
 
 
 def delete(folder: str) -> None:
-    """Delete a folder, its description last, as far as that is possible."""
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder), key=lambda name: name == files.DESCRIPTION):
-            path = os.path.join(folder, name)
-            try:
-                os.unlink(path)
-            except OSError:
-                shutil.rmtree(path, ignore_errors=True)
-        os.rmdir(folder)
+    """Delete a folder, its arrays before its description, as far as that is possible."""
+    for part in (os.path.join(folder, ARRAYS), folder):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _is_ours(part: str) -> bool:
@@ -145,9 +139,9 @@ def _is_ours(part: str) -> bool:
     return files.DESCRIPTION in names or all(re.fullmatch(OURS, name) for name in names)
 
 
-def reported(folder: str) -> contextlib.AbstractContextManager[None]:
+def reported(folder: str, also: tuple[type[Exception], ...] = ()) -> contextlib.AbstractContextManager[None]:
     """Errors of reading as `Damaged`."""
-    return files.reported(f"{folder}: the checkpoint is damaged", Damaged)
+    return files.reported(f"{folder}: the checkpoint is damaged", Damaged, also)
 
 
 def description(folder: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """migrate: converts the state of a buffer to another capacity, sampler or number of shards."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from jaxreplay.samplers import Moved
 from jaxreplay.sum_tree._tree import of_rows
 
 KINDS = (ReplayBuffer, SequenceBuffer)
+Plan = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], dict[str, Any]]
+"""The old slot of each new one (-1 for none), what moves a leaf of the storage, and fields of sequences."""
 
 
 @xla.reads_state
@@ -78,10 +81,18 @@ def _migrated(old: Shards, state: Any, new: Shards) -> Any:
     """The new state, from a stacked one; its storage is read leaf by leaf, everything else at once."""
     in_memory = layouts.plain(jax.tree.map(_on_host, dataclasses.replace(state, storage=None)))
     state = dataclasses.replace(in_memory, storage=state.storage)
-    migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
     # Of the new configuration: the fields that are there, their dtypes, and static fields.
     empty = _places.empty_spec(new, state.storage, 1 + len(old.whole._storage_axes))
-    return migrate_kind(old, state, new, empty).on_this_backend()
+    plan = _plan_items if isinstance(old.whole, ReplayBuffer) else _plan_sequences
+    source, move, others = plan(old, state, new, empty)
+    migrated = dataclasses.replace(
+        empty,
+        **_migrate_sampler(old, state, new, empty, source),
+        **others,
+        storage=_move_all(state.storage, move, new),
+        ring=_filled(empty.ring, np.sum(source >= 0, axis=1), new),
+    )
+    return migrated.on_this_backend()
 
 
 def _filled(empty: ring.Ring, size: np.ndarray, new: Shards) -> ring.Ring:
@@ -129,7 +140,8 @@ def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.n
     return dealt
 
 
-def _migrate_items(old: Shards, state: ReplayState, new: Shards, empty: ReplayState) -> ReplayState:
+def _plan_items(old: Shards, state: ReplayState, new: Shards, _: Any) -> Plan:
+    """Keep the newest items, dealt to the new shards."""
     shard, slot, age = _live(old, state)
     newest = np.lexsort((shard, -age))[-new.whole.capacity :]  # oldest first
     to = new.num_shards - 1 - np.arange(newest.size)[::-1] % new.num_shards
@@ -140,15 +152,10 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards, empty: ReplaySt
         moved[source < 0] = 0
         return moved
 
-    return dataclasses.replace(
-        empty,
-        **_migrate_sampler(old, state, new, empty, source),
-        storage=_move_all(state.storage, move, new),
-        ring=_filled(empty.ring, np.sum(source >= 0, axis=1), new),
-    )
+    return source, move, {}
 
 
-def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, empty: SequenceState) -> SequenceState:
+def _plan_sequences(old: Shards, state: SequenceState, new: Shards, empty: SequenceState) -> Plan:
     """Keep the newest rows, and the sequences that start in them, in order of their first rows.
 
     A ring of 8 rows has taken 10, and 4 are kept: `first_row` is 10 - 4 = 6, and the kept rows are 6, 7, 0 and 1 of the
@@ -196,38 +203,24 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, empty: Se
     if episodes is not None and state.episodes is not None:
         now = new.place(streams(_on_host(state.episodes.now)))
         episodes = EpisodeNumbers(_move(state.episodes.number, move, new), now)
-    return dataclasses.replace(
-        empty,
-        **_migrate_sampler(old, state, new, empty, source),
-        storage=_move_all(state.storage, move, new),
-        ends=ends,
-        rows=_filled(empty.rows, np.full(new.num_shards, num_rows), new),
-        wait=new.place(np.full(new.num_shards, places.wait[0])),
-        ring=_filled(empty.ring, np.sum(source >= 0, axis=1), new),
-        windows=windows,
-        episodes=episodes,
-    )
+    rows = _filled(empty.rows, np.full(new.num_shards, num_rows), new)
+    wait = new.place(np.full(new.num_shards, places.wait[0]))
+    return source, move, {"ends": ends, "rows": rows, "wait": wait, "windows": windows, "episodes": episodes}
 
 
 def _migrate_sampler(old: Shards, state: Any, new: Shards, empty: Any, source: np.ndarray) -> dict[str, Any]:
     """The new fields `sampler` and `uses`; `source` [new shards, slots] holds slots of the stacked old shards."""
-    every = source >= 0
-    moved = Moved(source, every, every)
+    exists, uses = source >= 0, empty.uses
+    moved = Moved(source, exists, exists)
     if old.whole.max_uses is not None:
         moved = moved._replace(was_drawable=moved.values(sum_tree.leaves(state.uses.unspent)) > 0)
-    uses = empty.uses and _migrate_uses(state.uses, new.whole.max_uses, moved)
-    if uses is not None and uses.unspent is not None:
-        moved = moved._replace(drawable=sum_tree.leaves(uses.unspent) > 0)
+    if uses is not None:
+        nothing: Any = np.zeros((old.num_shards, old.part.num_slots), np.int32)
+        counts = state.uses or Uses(nothing, nothing[:, 0], None)
+        of_slots, unspent = exists * moved.values(counts.of_slots), None
+        if new.whole.max_uses is not None:
+            moved = moved._replace(drawable=exists & (of_slots < new.whole.max_uses))
+            unspent = of_rows(sum_tree.init(source.shape[1]), moved.drawable.astype(np.float32))
+        uses = dataclasses.replace(uses, of_slots=of_slots, late=moved.total(counts.late), unspent=unspent)
     sampler = new.part.sampler.migrated(old.part.sampler, state.sampler, moved)
     return jax.tree.map(new.place, {"sampler": sampler, "uses": uses})
-
-
-def _migrate_uses(uses: Uses | None, max_uses: int | None, moved: Moved) -> Uses:
-    """Uses of the kept items, NumPy leaves [new shards, ...], 0 if nothing was counted."""
-    exists = moved.drawable
-    of_slots: Any = np.zeros_like(exists, np.int32) if uses is None else exists * moved.values(uses.of_slots)
-    late: Any = moved.total(() if uses is None else uses.late)
-    unspent = None
-    if max_uses is not None:
-        unspent = of_rows(sum_tree.init(exists.shape[1]), (exists & (of_slots < max_uses)).astype(np.float32))
-    return Uses(of_slots, late, unspent)

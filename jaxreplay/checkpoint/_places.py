@@ -48,15 +48,6 @@ def is_state(x: Any) -> bool:
     return isinstance(x, layouts.BackendState)
 
 
-def map_states(function: Any, owners: dict[str, Owner], tree: Any, *others: Any) -> Any:
-    """`function(owner, *nodes)` applied to each state in `tree`, and to each leaf outside of states."""
-
-    def call(path: Any, *nodes: Any) -> Any:
-        return function(owners.get(jax.tree_util.keystr(path)), *nodes)
-
-    return jax.tree_util.tree_map_with_path(call, tree, *others, is_leaf=is_state)
-
-
 def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owner]:
     """The buffers of the states in `tree`, by path. Of several that fit, the one whose names are most like the path.
 

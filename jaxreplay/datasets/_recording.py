@@ -18,10 +18,9 @@ import math
 import os
 import re
 import shutil
-import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -162,7 +161,7 @@ class _Rows:
                 self._count = after
                 if after == self._room:
                     self._end_part()
-                    self._thread = _beside(self._try)
+                    self._thread = files.beside(self._try)
 
     def flush(self) -> None:
         with self._turn():
@@ -226,10 +225,8 @@ class _Rows:
                         break
                     arrays, count = self._unwritten[0]
                     content = self._content | {"first": self._first, "length": count, "begins": self._begins}
-                    written = _write_files({name: x[:count] for name, x in arrays.items()}, new)
-                    files.describe(new, content | {"files": written}, MAX_DESCRIPTION)
-                    files.sync(new)
-                    os.rename(new, _part(self._folder, self._number))
+                    content["files"] = _write_files({name: x[:count] for name, x in arrays.items()}, new)
+                    files.complete(new, _part(self._folder, self._number), content, MAX_DESCRIPTION)
                     self._number, self._first, self._begins = self._number + 1, self._first + count, False
                     self._spare = [self._unwritten.pop(0)[0]]
         except OSError as error:
@@ -339,29 +336,19 @@ def _write_files(arrays: dict[str, np.ndarray], folder: str) -> dict[str, list[i
     def checksum() -> None:
         sums.update({name: zlib.crc32(data, zlib.crc32(header)) for name, (header, data) in pieces.items()})
 
-    thread = _beside(checksum)
+    thread = files.beside(checksum)
     sizes = {name: files.write(os.path.join(folder, f"{name}.npy"), *pieces[name]) for name in pieces}
     if thread:
         thread.join()
     return {name: [sizes[name], sums[name]] for name in sizes}
 
 
-def _beside(function: Callable[[], None]) -> threading.Thread | None:
-    """Run a function in another thread; in this one, with no thread returned, where none can start."""
-    thread = threading.Thread(target=function, name="jaxreplay record")
-    try:
-        thread.start()
-    except RuntimeError:  # too many threads, or the program is at its end
-        return function()
-    return thread
-
-
 def _described(folder: str, number: int) -> dict[str, Any]:
     """The description of a part; a `ValueError` if it is damaged or of another program."""
     path = _part(folder, number)
     with files.reported(f"{path}: is no part of a recording, or damaged", also=files.OF_STRANGERS):
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise ValueError("it is not a folder")
+        if os.path.islink(path):
+            raise ValueError("it is a link")
         content = files.description(path, MAX_DESCRIPTION)
         _check(**content)
         return content

@@ -68,10 +68,8 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
         length = int(opened("vault_index")[0].read().result())
         paths = [path for path, _ in jax.tree.leaves_with_path(structure)]
         views = [opened("".join(f"{x.key}." for x in path))[:, :length] for path in paths]
-        chunks = [math.prod(x.chunk_layout.read_chunk.shape) for x in views]
-        num_bytes = sum(
-            max(x.size, chunk) * x.dtype.numpy_dtype.itemsize for x, chunk in zip(views, chunks, strict=True)
-        )
+        sizes = [max(x.size, math.prod(x.chunk_layout.read_chunk.shape)) for x in views]
+        num_bytes = sum(size * x.dtype.numpy_dtype.itemsize for size, x in zip(sizes, views, strict=True))
         if num_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise ValueError(f"{num_bytes:,} bytes do not fit in the memory of this machine")
         arrays = [np.swapaxes(x.read().result(), 0, 1) for x in views]

@@ -207,14 +207,14 @@ def _adder(buffer: Any) -> Add:
     if isinstance(buffer, Mixture):
         adders = [*map(_adder, buffer.buffers)]
         return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
-    parameters = inspect.signature(whole_of(buffer).add).parameters
-    if "ends" in parameters:
-        return lambda state, items, key: buffer.add(
-            state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
-        )
-    if "key" in parameters:
-        return buffer.add
-    return lambda state, items, key: buffer.add(state, items)
+    takes = inspect.signature(whole_of(buffer).add).parameters
+
+    def add(state: Any, items: Any, key: Any) -> Any:
+        if "ends" in takes:
+            return buffer.add(state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool))
+        return buffer.add(state, items, *[key] * ("key" in takes))
+
+    return add
 
 
 @contextlib.contextmanager

@@ -320,7 +320,7 @@ class Buffer(Sized, Generic[S]):
         expected = f"one number for each of the {indices.size} indices"
         if len(self._storage_axes) > 1 and jnp.ndim(td_errors) > 1:
             expected += "; jr.sequence_priority(td_errors, sample.mask) makes one of those of a sequence's steps"
-        td_errors = checks.check_td_errors(td_errors, indices.shape, expected)
+        td_errors = checks.as_real("td_errors", td_errors, expected, indices.shape, checks.REAL)
         (slots,) = xla.materialize(self._slots(state, indices))
         stored = slots < state.ring.capacity
         slots = jnp.where(indices >= 0, slots, -1)

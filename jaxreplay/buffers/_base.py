@@ -66,10 +66,6 @@ class Buffer(Sized, Generic[S]):
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
         """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
 
-    def _rows(self, state: S) -> ring.Ring:
-        """The ring of the storage's first axis."""
-        return state.ring
-
     def _places(self, state: S, slots: jax.Array) -> jax.Array:
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
@@ -270,7 +266,7 @@ class Buffer(Sized, Generic[S]):
           (False, True)
         """
         check_once(self, state)
-        rows = self._rows(state)
+        rows = getattr(state, "rows", state.ring)  # of the storage's first axis
         return ring.at_least(rows.size, rows.capacity)
 
     @property

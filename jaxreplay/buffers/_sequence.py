@@ -420,9 +420,6 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         return self._drawable.ages(self, state, slots)
 
-    def _rows(self, state: SequenceState) -> ring.Ring:
-        return state.rows
-
     def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         first, env = self._drawable.starts(self, state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]

@@ -281,6 +281,11 @@ def check_choice(name: str, value: Any, *choices: Any) -> Any:
     return value
 
 
+def choice(*choices: Any) -> Any:
+    """A field of a `config` that is one of the choices, by default the first."""
+    return field(check_choice, *choices, default=choices[0])
+
+
 def check_callable(name: str, value: Any, what: str) -> Any:
     """`value`; a `ValueError` if it cannot be called."""
     if not callable(value):
@@ -288,7 +293,7 @@ def check_callable(name: str, value: Any, what: str) -> Any:
     return value
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, choice, dataclasses.field))
 def config(kind: K) -> K:
     """Decorator of a configuration: a frozen dataclass with keyword-only fields and their rules (`field`).
 

@@ -105,9 +105,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     num_envs: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of streams")
     sequence_length: int
     stride: int = 1
-    windows: Literal["any", "cut", "inside", "episodes"] = checks.field(
-        checks.check_choice, "any", "cut", "inside", "episodes", default="any"
-    )
+    windows: Literal["any", "cut", "inside", "episodes"] = checks.choice("any", "cut", "inside", "episodes")
     gaps: bool = checks.field(checks.check_bool, "True to allow `add(drawable=)`", default=False)
     hindsight: bool = checks.field(checks.check_bool, "True to allow `later`", default=False)
     _state_kind: ClassVar[type] = SequenceState

@@ -111,7 +111,7 @@ class Mixture(Sized):
 
     buffers: tuple[Buffer[Any] | Sharded[Any], ...] = checks.field(check_buffers)
     shares: tuple[float, ...] | None = None
-    weights: Literal["own", "joint"] = checks.field(checks.check_choice, "own", "joint", default="own")
+    weights: Literal["own", "joint"] = checks.choice("own", "joint")
 
     def _check_fields(self) -> None:
         checks.set_checked(self, "shares", check_shares, len(self.buffers))

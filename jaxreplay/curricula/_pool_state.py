@@ -12,7 +12,7 @@ m + limit enters. Pool p of environment e has number 3 * e + p there.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -116,13 +116,12 @@ def arrange(
     pool, late = jnp.where(returns, 0, pool), jnp.where(returns, pool, 0)
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
     ring = jnp.where(pool > 0, pool - 1, 2)  # 2 is out of range: normal has no ring
+    place = rank + sum_before(tasks_per_env)[env]
     return PoolsState(
         pool=pool.astype(jnp.int8),
         entry=rank.astype(jnp.uint32),
         normal=sum_tree.of_leaves(jnp.pad(pool == 0, (0, num_tasks == 0)), fanout=fanout),
-        queues=jnp.zeros((2, num_tasks), jnp.int32)
-        .at[ring, rank + sum_before(tasks_per_env)[env]]
-        .set(tasks, mode="drop"),
+        queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, place].set(tasks, mode="drop"),
         heads=jnp.zeros((num_envs, 2), jnp.int32),
         sizes=sizes,
         entered=sizes.astype(jnp.uint32),
@@ -130,24 +129,6 @@ def arrange(
         rollouts=jnp.zeros_like(sizes),
         rejected=jnp.zeros((), jnp.int32),
     )
-
-
-class Rows(NamedTuple):
-    """G rows in order; tasks are in [0, N), pools in [0, P).
-
-    Attributes:
-      pool: int32 [G], pool to enter.
-      start: int32 [G], pool of the task at the start.
-      start_number: int32 [G], the task's number there; any, if that pool is normal.
-      by_task: int32 [G], the rows sorted stably by task.
-      first: int32 [G], for each place in this order the first place with the same task.
-    """
-
-    pool: jax.Array
-    start: jax.Array
-    start_number: jax.Array
-    by_task: jax.Array
-    first: jax.Array
 
 
 def move(
@@ -172,9 +153,9 @@ def move(
     normal, pool = 3 * env, 3 * env + label
     start = normal + state.pool[task].astype(jnp.int32)
     start_number = (state.entry[task] - state.entered.reshape(-1)[start]).astype(jnp.int32)
-    in_order = _sorted_rows(task, num_tasks, pool, start, start_number)
     limit = jnp.pad(jnp.maximum(caps, state.sizes[:, 1:]), ((0, 0), (1, 0)), constant_values=-1).reshape(-1)
-    enters, number, last = _entries(in_order, known & (label > 0), limit)
+    by_task = _by_task(task, num_tasks)
+    enters, number, queue, its_number = _entries(pool, start, start_number, *by_task, known & (label > 0), limit)
     oldest = number - limit[pool]  # number of the member that leaves the row's queue, if one leaves
     leaves = enters & (oldest >= -state.sizes.reshape(-1)[pool])
     into = spread(pool, enters, num_pools) + spread(normal, leaves, num_pools)
@@ -193,7 +174,6 @@ def move(
 
     stays = enters & (joined[pool] - number <= limit[pool])
     # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
-    queue, its_number = _place_of(last, number, in_order)
     back = enters & (limit[queue] >= 0)
     freed = leaves.at[jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)].set(False, mode="drop")
     ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
@@ -218,8 +198,8 @@ def move(
     )
 
 
-def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Array, start_number: jax.Array) -> Rows:
-    """`Rows` of `num_tasks` tasks."""
+def _by_task(task: jax.Array, num_tasks: int) -> tuple[jax.Array, jax.Array]:
+    """The rows sorted stably by task; and for each place in this order the first with the same task; int32 [G] each."""
     place = jnp.arange(task.size, dtype=jnp.int32)
     if num_tasks * task.size <= 2**32:  # task and row in one number: XLA sorts one array much faster than two
         both = task.astype(jnp.uint32) * jnp.uint32(task.size) + place.astype(jnp.uint32)
@@ -228,10 +208,10 @@ def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Ar
         by_task = jnp.argsort(task, stable=True).astype(jnp.int32)
     in_order = task[by_task]
     starts = jnp.concatenate([jnp.ones(1, bool), in_order[1:] != in_order[:-1]])
-    return Rows(pool, start, start_number, by_task, jax.lax.cummax(jnp.where(starts, place, 0)))
+    return by_task, jax.lax.cummax(jnp.where(starts, place, 0))
 
 
-def _entries(rows: Rows, counts: jax.Array, limit: jax.Array) -> tuple[jax.Array, ...]:
+def _entries(pool: Any, start: Any, start_number: Any, by_task: Any, first: Any, counts: Any, limit: Any) -> Any:
     """Entries of the rows in order, by fixed-point iteration.
 
     A row depends on the earlier rows that enter. Each pass computes all rows from the last guess, and extends the
@@ -240,46 +220,49 @@ def _entries(rows: Rows, counts: jax.Array, limit: jax.Array) -> tuple[jax.Array
     enough.
 
     Args:
-      rows: the rows.
+      pool: int32 [G], pool to enter, in [0, P).
+      start: int32 [G], pool of the task at the start.
+      start_number: int32 [G], the task's number there; any, if that pool is normal.
+      by_task, first: of `_by_task`.
       counts: bool [G], True for rows that count.
       limit: int32 [P], largest number of members of each queue, at least that at the start; -1 for normal.
 
     Returns:
-      bool [G], True if the row's task enters the row's queue; int32 [G], its number in that queue; and int32 [G], the
-      last earlier row with the same task that enters, -1 for none.
+      bool [G], True if the row's task enters the row's queue; int32 [G], its number in that queue; and int32 [G] each,
+      the pool that it entered before, and its number there.
     """
+
+    def place_of(last: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Pool that each task entered at row `last`, and its number there; those at the start if that is -1."""
+        again = last >= 0
+        return jnp.where(again, pool[last], start), jnp.where(again, number[last], start_number)
+
+    def entries_if(enters: jax.Array) -> tuple[jax.Array, ...]:
+        """Rows that enter, their numbers, and the last earlier row of the same task that does, -1 for none.
+
+        That is, if the earlier rows that enter are the marked rows of `enters` (bool [G]).
+        With limit 1 and a queue of task A, which has number -1: row 0, task B, enters with number 0, and A leaves. At
+        row 1, task A, one entry came before: 1 - (-1) = 2 is more than the limit, so no queue holds A, and it enters
+        with number 1. Had row 0 not entered, 0 - (-1) = 1 would not be more, and A would be held.
+        """
+        before = sum_before(spread(pool, enters, limit.size))
+        place = jnp.arange(enters.size, dtype=jnp.int32)
+        latest = jax.lax.cummax(jnp.where(enters[by_task], place, -1))
+        latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
+        last = jnp.where(latest >= first, by_task[latest], -1)
+        last = jnp.zeros_like(place).at[by_task].set(last, unique_indices=True)
+        number = _at_own(before, pool)
+        queue, its_number = place_of(last, number)
+        held = (limit[queue] >= 0) & (_at_own(before, queue) - its_number <= limit[queue])
+        return counts & ~held, number, last
 
     def next_guess(guess: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        found = _entries_if(guess[1], rows, counts, limit)
+        found = entries_if(guess[1])
         return jnp.any(found[0] != guess[1]), *found
 
-    first = counts & (limit[rows.start] < 0), jnp.zeros_like(rows.pool), jnp.zeros_like(rows.pool)
-    return jax.lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), *first))[1:]
-
-
-def _entries_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Array) -> tuple[jax.Array, ...]:
-    """What `_entries` returns, if the earlier rows that enter are the marked rows of `enters` (bool [G]).
-
-    With limit 1 and a queue of task A, which has number -1: row 0, task B, enters with number 0, and A leaves. At row
-    1, task A, one entry came before: 1 - (-1) = 2 is more than the limit, so no queue holds A, and it enters with
-    number 1. Had row 0 not entered, 0 - (-1) = 1 would not be more, and A would be held.
-    """
-    before = sum_before(spread(rows.pool, enters, limit.size))
-    place = jnp.arange(enters.size, dtype=jnp.int32)
-    latest = jax.lax.cummax(jnp.where(enters[rows.by_task], place, -1))
-    latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
-    last = jnp.where(latest >= rows.first, rows.by_task[latest], -1)
-    last = jnp.zeros_like(place).at[rows.by_task].set(last, unique_indices=True)
-    number = _at_own(before, rows.pool)
-    pool, its_number = _place_of(last, number, rows)
-    held = (limit[pool] >= 0) & (_at_own(before, pool) - its_number <= limit[pool])
-    return counts & ~held, number, last
-
-
-def _place_of(last: jax.Array, number: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
-    """Pool that each task entered at row `last`, and its number there; those at the start if that is -1."""
-    again = last >= 0
-    return jnp.where(again, rows.pool[last], rows.start), jnp.where(again, number[last], rows.start_number)
+    guess = jnp.array(True), counts & (limit[start] < 0), jnp.zeros_like(pool), jnp.zeros_like(pool)
+    _, enters, number, last = jax.lax.while_loop(lambda guess: guess[0], next_guess, guess)
+    return enters, number, *place_of(last, number)
 
 
 def spread(pool: jax.Array, marked: jax.Array, num_pools: int) -> jax.Array:

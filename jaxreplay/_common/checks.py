@@ -88,13 +88,13 @@ def as_float(x: Any) -> jax.Array:
 
 
 def as_real(
-    name: str, x: Any, expected: str, shape: tuple[int, ...] | None = None, kinds: tuple[Any, ...] = (jnp.bool_, *REAL)
+    name: str, x: Any, expected: str, sizes: tuple[int, ...] | None = None, kinds: tuple[Any, ...] = (jnp.bool_, *REAL)
 ) -> jax.Array:
-    """`x` as an array; a `ValueError` that states `expected` if it is not of `shape`, or does not hold such numbers."""
+    """`x` as an array; a `ValueError` that states `expected` if it has other sizes, or does not hold such numbers."""
     found = "None" if x is None else f"a {type(x).__name__}"
     with contextlib.suppress(TypeError, ValueError):
         array = jnp.asarray(None if isinstance(x, dict) else x)  # JAX 0.7 converts any dict of bools to True
-        if shape in (None, array.shape) and any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+        if sizes in (None, array.shape) and any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             return array
         found = type_text(array)
     raise ValueError(f"{name}: got {found}, expected {expected}.")

@@ -168,8 +168,8 @@ class Sharded(Sized, Generic[S]):
         axis = self.buffer._batch_axes - 1
         size = checks.leading_axes(spec, axis + 1, "a batch")[axis]
         self._check_divides("batch", size)
-        first = functools.partial(jax.lax.slice_in_dim, start_index=0, limit_index=size // self.num_shards, axis=axis)
-        return jax.eval_shape(functools.partial(jax.tree.map, first), spec)
+        part = (size // self.num_shards,)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[:axis] + part + x.shape[axis + 1 :], x.dtype), spec)
 
     def _check_state(self, state: S) -> None:
         checks.check_state(self, state, self.buffer._state_kind)

@@ -87,12 +87,14 @@ def as_float(x: Any) -> jax.Array:
     return x.astype(x.dtype if is_wide else jnp.float32)
 
 
-def as_real(name: str, x: Any, expected: str) -> jax.Array:
-    """`x` as an array; a `ValueError` that states `expected` if it does not hold real numbers or bools."""
+def as_real(
+    name: str, x: Any, expected: str, sizes: tuple[int, ...] | None = None, kinds: tuple[Any, ...] = (jnp.bool_, *REAL)
+) -> jax.Array:
+    """`x` as an array; a `ValueError` that states `expected` if it has other sizes, or does not hold such numbers."""
     found = "None" if x is None else f"a {type(x).__name__}"
     with contextlib.suppress(TypeError, ValueError):
         array = jnp.asarray(None if isinstance(x, dict) else x)  # JAX 0.7 converts any dict of bools to True
-        if any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.bool_, *REAL)):
+        if sizes in (None, array.shape) and any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             return array
         found = type_text(array)
     raise ValueError(f"{name}: got {found}, expected {expected}.")
@@ -279,6 +281,11 @@ def check_choice(name: str, value: Any, *choices: Any) -> Any:
     return value
 
 
+def choice(*choices: Any) -> Any:
+    """A field of a `config` that is one of the choices, by default the first."""
+    return field(check_choice, *choices, default=choices[0])
+
+
 def check_callable(name: str, value: Any, what: str) -> Any:
     """`value`; a `ValueError` if it cannot be called."""
     if not callable(value):
@@ -286,7 +293,7 @@ def check_callable(name: str, value: Any, what: str) -> Any:
     return value
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, choice, dataclasses.field))
 def config(kind: K) -> K:
     """Decorator of a configuration: a frozen dataclass with keyword-only fields and their rules (`field`).
 
@@ -356,15 +363,7 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
     expected = f"float{list(shape)}, one number {each}; NaN if unknown"
-    return as_float(check_td_errors(td_errors, shape, expected)).reshape(-1)
-
-
-def check_td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
-    """TD errors; a `ValueError` that states `expected` if they are not numbers of `shape`."""
-    td_errors = as_real("td_errors", td_errors, expected)
-    if td_errors.shape != shape or td_errors.dtype == jnp.bool_:
-        raise ValueError(f"td_errors: got {type_text(td_errors)}, expected {expected}.")
-    return td_errors
+    return as_float(as_real("td_errors", td_errors, expected, shape, REAL)).reshape(-1)
 
 
 def check_state(config: Any, state: Any, kind: type) -> None:

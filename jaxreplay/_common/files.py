@@ -135,12 +135,9 @@ def read_into(path: str, size: int, crc: int, first: int, target: Any) -> None:
 
 def make(path: str) -> None:
     """Make a folder, and its name durable."""
-    if not os.path.isdir(path):
+    if not os.path.exists(path):
         make(os.path.dirname(path))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        if not os.path.isdir(path):
-            raise NotADirectoryError(f"{path}: is not a folder.")
+        os.makedirs(path, exist_ok=True)
         sync(os.path.dirname(path))
 
 

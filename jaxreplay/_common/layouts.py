@@ -188,8 +188,7 @@ def _for_backend(tree: Any, state: Any, backend: str) -> Any:
     def converted(part: Any) -> Any:
         if not hasattr(part, "_layouts"):
             return part
-        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-        changed = {name: part._layouts.get(name, _for_backend)(value, state, backend) for name, value in values.items()}
+        changed = {name: part._layouts.get(name, _for_backend)(x, state, backend) for name, x in vars(part).items()}
         return dataclasses.replace(part, **changed)
 
     return jax.tree.map(converted, tree, is_leaf=lambda x: hasattr(x, "_layouts"))

@@ -66,10 +66,6 @@ class Buffer(Sized, Generic[S]):
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
         """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
 
-    def _rows(self, state: S) -> ring.Ring:
-        """The ring of the storage's first axis."""
-        return state.ring
-
     def _places(self, state: S, slots: jax.Array) -> jax.Array:
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
@@ -270,7 +266,7 @@ class Buffer(Sized, Generic[S]):
           (False, True)
         """
         check_once(self, state)
-        rows = self._rows(state)
+        rows = getattr(state, "rows", state.ring)  # of the storage's first axis
         return ring.at_least(rows.size, rows.capacity)
 
     @property
@@ -320,7 +316,7 @@ class Buffer(Sized, Generic[S]):
         expected = f"one number for each of the {indices.size} indices"
         if len(self._storage_axes) > 1 and jnp.ndim(td_errors) > 1:
             expected += "; jr.sequence_priority(td_errors, sample.mask) makes one of those of a sequence's steps"
-        td_errors = checks.check_td_errors(td_errors, indices.shape, expected)
+        td_errors = checks.as_real("td_errors", td_errors, expected, indices.shape, checks.REAL)
         (slots,) = xla.materialize(self._slots(state, indices))
         stored = slots < state.ring.capacity
         slots = jnp.where(indices >= 0, slots, -1)

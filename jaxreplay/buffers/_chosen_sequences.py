@@ -20,7 +20,7 @@ from flax import struct
 
 from jaxreplay._common import layouts, ring, shown, xla
 from jaxreplay.buffers import _every_sequence
-from jaxreplay.buffers._episode_flags import is_end, is_gap
+from jaxreplay.buffers._episodes import is_end, is_gap
 
 PROBES = 64  # positions that a search reads at a time
 

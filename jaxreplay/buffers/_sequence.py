@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import calls, checks, devices, layouts, ring, xla
-from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps
+from jaxreplay.buffers import _chosen_sequences, _episodes, _every_sequence
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.buffers._state import State, check_once
 from jaxreplay.transitions._batch import check_returns, without_valid
 
@@ -27,7 +26,7 @@ class SequenceState(State):
     Attributes:
       storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ends: bool [length, num_envs] in the same layout, True for the last step of an episode; with `gaps` uint8, the
-        flags of `jaxreplay.buffers._episode_flags`; None if not needed.
+        flags of `jaxreplay.buffers._episodes`; None if not needed.
       rows: the ring of rows: the cursor of the next step, and the number of rows stored.
       wait: int32 [], number of steps until the next sequence is complete, at least 1.
       ring: the ring of complete sequences. Sequence number k of environment env has slot k * num_envs + env, modulo the
@@ -49,7 +48,7 @@ class SequenceState(State):
     rows: ring.Ring
     wait: jax.Array  # []
     windows: _chosen_sequences.ChosenSequences | None = None
-    episodes: _later_steps.EpisodeNumbers | None = None
+    episodes: _episodes.EpisodeNumbers | None = None
     sequences: tuple[int, int] = struct.field(pytree_node=False)
     _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
     _noun: ClassVar = "sequences", 0
@@ -105,9 +104,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     num_envs: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of streams")
     sequence_length: int
     stride: int = 1
-    windows: Literal["any", "cut", "inside", "episodes"] = checks.field(
-        checks.check_choice, "any", "cut", "inside", "episodes", default="any"
-    )
+    windows: Literal["any", "cut", "inside", "episodes"] = checks.choice("any", "cut", "inside", "episodes")
     gaps: bool = checks.field(checks.check_bool, "True to allow `add(drawable=)`", default=False)
     hindsight: bool = checks.field(checks.check_bool, "True to allow `later`", default=False)
     _state_kind: ClassVar[type] = SequenceState
@@ -155,7 +152,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             "rows": ring.init(self.length),
             "wait": xla.full((), self.sequence_length, jnp.int32),
             "windows": self._drawable.init(self),
-            "episodes": _later_steps.init(self.length, self.num_envs) if self.hindsight else None,
+            "episodes": _episodes.init(self.length, self.num_envs) if self.hindsight else None,
             "sequences": (self.sequence_length, self.stride),
         }
 
@@ -232,7 +229,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             wait=wait,
             **changed,
             **self._insert(state, *inserted),
-            episodes=state.episodes and _later_steps.append(state.episodes, flags, at),
+            episodes=state.episodes and _episodes.append(state.episodes, flags, at),
         )
 
     def _emptied(self, state: SequenceState) -> dict[str, Any]:
@@ -274,7 +271,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         closed = checks.check_mask(jnp.ones(self.num_envs, bool) if mask is None else mask, (self.num_envs,))
         return dataclasses.replace(state, **self._drawable.end_streams(self, state, closed))
 
-    @calls.method(rows=("indices",), static=("law",), before=_later_steps.checked)
+    @calls.method(rows=("indices",), static=("law",), before=_episodes.checked)
     def later(
         self,
         state: SequenceState,
@@ -319,9 +316,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         slots = self._slots(state, indices)
         row, env = self._drawable.starts(self, state, slots)
         exists, sizes = slots < self.num_slots, (self.length, self.num_envs)
-        count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
-        steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
-        at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
+        count = _episodes.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
+        steps = _episodes.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
+        at = jnp.where(exists, _episodes.place(row, env, steps, *sizes), self.length * self.num_envs)
         at, steps = xla.materialize(at, steps)
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
@@ -401,7 +398,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
             if not self.gaps:
                 raise ValueError("drawable: gaps=False: make the buffer with gaps=True to use drawable.")
-        return steps, flags_of(ends, drawable) if self.gaps else ends
+        return steps, _episodes.flags_of(ends, drawable) if self.gaps else ends
 
     def _check_state(self, state: SequenceState) -> None:
         super()._check_state(state)
@@ -420,9 +417,6 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         return self._drawable.ages(self, state, slots)
 
-    def _rows(self, state: SequenceState) -> ring.Ring:
-        return state.rows
-
     def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         first, env = self._drawable.starts(self, state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
@@ -435,5 +429,5 @@ class SequenceBuffer(Buffer[SequenceState]):
         mask = at < self.length * self.num_envs
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         if ends is not None:
-            mask &= in_first_episode(ends)
+            mask &= _episodes.in_first_episode(ends)
         return items, mask

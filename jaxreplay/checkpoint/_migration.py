@@ -13,7 +13,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
-from jaxreplay.buffers._later_steps import EpisodeNumbers
+from jaxreplay.buffers._episodes import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.buffers._uses import Uses
 from jaxreplay.checkpoint import _leaves, _places

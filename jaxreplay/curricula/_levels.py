@@ -79,9 +79,7 @@ class Levels(metaclass=shown.Kind):
     """
 
     capacity: int = checks.field(checks.check_integer, 1, 2**24, "the number of levels")
-    prioritization: Literal["rank", "proportional"] = checks.field(
-        checks.check_choice, "rank", "proportional", default="rank"
-    )
+    prioritization: Literal["rank", "proportional"] = checks.choice("rank", "proportional")
     temperature: float = checks.field(checks.check_number, 1e-2, 1e6, "0.1 is usual with ranks", default=0.1)
     staleness: float = checks.field(checks.check_number, 0, 1, "the weight of staleness in a draw", default=0.1)
     replay_probability: float = checks.field(checks.check_number, 0, 1, "0.5 is usual", default=0.5)

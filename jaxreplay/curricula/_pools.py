@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common import calls, checks, random, ring, shown, xla
-from jaxreplay.curricula import _pool_moves, _pool_state, _task_lists
+from jaxreplay.curricula import _pool_state, _task_lists
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
 
 NORMAL, EASY, HARD = range(3)
@@ -231,12 +231,12 @@ class DifficultyPools(metaclass=shown.Kind):
             filtered = jnp.zeros_like(filtered)
 
         def count(counts, pool, more):
-            found = _pool_moves.spread(3 * env + pool, known, counts.size) * more
+            found = _pool_state.spread(3 * env + pool, known, counts.size) * more
             return ring.saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
         state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts, rejected=rejected)
-        state = _pool_moves.move(state, tasks_per_env, caps, tasks, env, label, known)
+        state = _pool_state.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:

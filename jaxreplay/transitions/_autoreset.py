@@ -128,7 +128,4 @@ class NextStepAutoreset(metaclass=shown.Kind):
 
 def _as_flag(name: str, x: Any) -> jax.Array:
     """`x` as bool []."""
-    flag = checks.as_real(name, x, "bool[]").astype(bool)
-    if flag.shape != ():
-        raise ValueError(f"{name}: got {checks.type_text(flag)}, expected bool[]; map with jax.vmap.")
-    return flag
+    return checks.as_real(name, x, "bool[]; map with jax.vmap", ()).astype(bool)

@@ -53,27 +53,24 @@ TRACED_N = "n_step_transitions and sequence_transitions take a traced n with max
 
 
 def _takes_a_step(
-    step: Callable[P, TracerSteps],
-) -> Callable[[Callable[[Any, TracerSteps], R]], Callable[Concatenate[Any, P], R]]:
-    """Decorator: a method of a `TracerSteps` takes its fields, in a call that says what a step is."""
+    step: Callable[P, TracerSteps], method: Callable[[Any, TracerSteps], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """A method of a `TracerSteps` as one that takes its fields, in a call that says what a step is."""
     fields = inspect.signature(step)
 
-    def of_fields(method: Callable[[Any, TracerSteps], R]) -> Callable[Concatenate[Any, P], R]:
-        @functools.wraps(method)
-        def call(self: Any, *arguments: P.args, **named: P.kwargs) -> R:
-            try:
-                fields.bind(*arguments, **named)
-            except TypeError as error:
-                takes = f"it takes {', '.join(fields.parameters)}; without time limits give done, jnp.zeros_like(done)"
-                raise TypeError(f"{type(self).__name__}.{method.__name__}(): {error}; {takes}.") from None
-            return method(self, step(*arguments, **named))
+    @functools.wraps(method)
+    def call(self: Any, *arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            fields.bind(*arguments, **named)
+        except TypeError as error:
+            takes = f"it takes {', '.join(fields.parameters)}; without time limits give done, jnp.zeros_like(done)"
+            raise TypeError(f"{type(self).__name__}.{method.__name__}(): {error}; {takes}.") from None
+        return method(self, step(*arguments, **named))
 
-        own = inspect.signature(method)
-        parameters = [own.parameters["self"], *fields.parameters.values()]
-        call.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
-        return call
-
-    return of_fields
+    own = inspect.signature(method)
+    parameters = [own.parameters["self"], *fields.parameters.values()]
+    call.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return call
 
 
 def _with_gamma(_: Any, *arguments: Any) -> tuple[Any, ...]:
@@ -123,7 +120,7 @@ class NStep(metaclass=shown.Kind):
     next_action: bool = checks.field(checks.check_bool, "whether to fill A_next", default=False)
     record_extra_info: bool = checks.field(checks.check_bool, "whether to fill extra_info", default=False)
 
-    @_takes_a_step(TracerSteps)
+    @functools.partial(_takes_a_step, TracerSteps)
     def init(self, step: TracerSteps) -> NStepState:
         """State of an empty tracer for steps like this one, given as arrays or `jax.ShapeDtypeStruct`.
 
@@ -144,7 +141,7 @@ class NStep(metaclass=shown.Kind):
         steps = jax.tree.map(lambda leaf: xla.full((window, *leaf.shape), 0, leaf.dtype), spec)
         return NStepState(steps, xla.full((), 0, jnp.int32), xla.full((), 0, jnp.int32))
 
-    @_takes_a_step(TracerSteps)
+    @functools.partial(_takes_a_step, TracerSteps)
     def spec(self, step: TracerSteps) -> TransitionBatch:
         """Shapes and dtypes of the transitions that `add` emits for steps like this one, for `ReplayBuffer.init`.
 

@@ -111,7 +111,7 @@ class Mixture(Sized):
 
     buffers: tuple[Buffer[Any] | Sharded[Any], ...] = checks.field(check_buffers)
     shares: tuple[float, ...] | None = None
-    weights: Literal["own", "joint"] = checks.field(checks.check_choice, "own", "joint", default="own")
+    weights: Literal["own", "joint"] = checks.choice("own", "joint")
 
     def _check_fields(self) -> None:
         checks.set_checked(self, "shares", check_shares, len(self.buffers))
@@ -150,10 +150,8 @@ class Mixture(Sized):
         Raises:
           TypeError, ValueError: as the buffers' `init`.
         """
-        specs = self._specs(checks.as_spec(items))
-        return devices.init_on(
-            items, lambda: tuple(buffer.init(spec) for buffer, spec in zip(self.buffers, specs, strict=True))
-        )
+        pairs = [*zip(self.buffers, self._specs(checks.as_spec(items)), strict=True)]
+        return devices.init_on(items, lambda: tuple(buffer.init(spec) for buffer, spec in pairs))
 
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from the spec of the first one."""

@@ -104,9 +104,7 @@ class Sharded(Sized, Generic[S]):
         Raises:
           ValueError: as the buffer's `init`; or the rows are not a multiple of D.
         """
-        spec = checks.as_spec(items)
-        checks.leading_axes(spec, self.buffer._batch_axes, "a batch")
-        leaves, treedef = jax.tree.flatten(spec)
+        leaves, treedef = jax.tree.flatten(checks.as_spec(items))
         return devices.init_on(self.state_sharding, lambda: _init(self, treedef, tuple(leaves)))
 
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -168,13 +166,10 @@ class Sharded(Sized, Generic[S]):
     def _part_spec(self, spec: Any) -> Any:
         """The spec of one shard's part of items like `spec`."""
         axis = self.buffer._batch_axes - 1
-
-        def part(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            self._check_divides("batch", x.shape[axis])
-            shape = (*x.shape[:axis], x.shape[axis] // self.num_shards, *x.shape[axis + 1 :])
-            return jax.ShapeDtypeStruct(shape, x.dtype)
-
-        return jax.tree.map(part, spec)
+        size = checks.leading_axes(spec, axis + 1, "a batch")[axis]
+        self._check_divides("batch", size)
+        part = (size // self.num_shards,)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[:axis] + part + x.shape[axis + 1 :], x.dtype), spec)
 
     def _check_state(self, state: S) -> None:
         checks.check_state(self, state, self.buffer._state_kind)

@@ -12,7 +12,7 @@ from helpers import over_devices, rarely, rejects
 from scipy.stats import chisquare
 
 import jaxreplay as jr
-from jaxreplay.buffers import _later_steps
+from jaxreplay.buffers import _episodes
 
 
 def rows(first, num_steps):
@@ -64,15 +64,15 @@ GAMMAS = (0.0, 0.5, 0.99, 0.9999, 1 - 1e-6, 1 - 1e-9, 1.0)
 def test_geometric_law_is_exact(count):
     """Of evenly spaced words each number gets its share, to a word; of two digits, with some noise."""
     buffer = jr.SequenceBuffer(length=2, num_envs=1, sequence_length=1, hindsight=True)
-    num_digits, num_words = 1 + (count > _later_steps.DIGIT), 2**17
+    num_digits, num_words = 1 + (count > _episodes.DIGIT), 2**17
     words = (np.arange(num_words, dtype=np.uint32) * np.uint32(2**32 // num_words) + np.uint32(2**14))[None]
     words[0, [0, -1]] = 0, 2**32 - 1  # in float32 the last is 1, and would give `count`
     if num_digits == 2:
         low = seeds.rng(0).permutation(words[0])
         words = np.stack([words[0], low])
-    geometric = jax.jit(_later_steps.geometric)
+    geometric = jax.jit(_episodes.geometric)
     for gamma in GAMMAS:
-        log_gamma = np.float32(_later_steps.checked(buffer, None, None, "geometric", gamma)[-1])
+        log_gamma = np.float32(_episodes.checked(buffer, None, None, "geometric", gamma)[-1])
         found = np.asarray(geometric(words, np.full(num_words, count, np.int32), log_gamma))
         assert found.min() >= 0
         assert found.max() < count
@@ -98,9 +98,9 @@ def test_a_word_for_every_10_bits_of_the_length(monkeypatch, length, num_words):
         rows = jnp.concatenate(words + [last] * (2 * size // block - num_words))
         return rows[:size], rows[size:]
 
-    monkeypatch.setattr(_later_steps.random, "random_bits", random_bits)
+    monkeypatch.setattr(_episodes.random, "random_bits", random_bits)
     count = np.full(block, length - length % 2**10, np.int32)
-    draw = jax.jit(lambda key, count: _later_steps.draw(key, count, "geometric", -1e-20, length))
+    draw = jax.jit(lambda key, count: _episodes.draw(key, count, "geometric", -1e-20, length))
     steps = np.asarray(draw(jax.random.key(0), count))
     np.testing.assert_array_equal(np.sort(steps - steps.min()), np.arange(block))
     assert len({step // 2**10 for step in steps - 1}) == 1

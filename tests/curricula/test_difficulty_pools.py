@@ -16,7 +16,6 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.curricula import _pool_moves as _moves
 from jaxreplay.curricula import _pool_state as _state
 
 CASES = cases("pools")
@@ -280,25 +279,25 @@ def test_task_keys():
 def test_rows_of_many_tasks_are_sorted_as_those_of_few():
     """Of more tasks than one number can hold with the row."""
     tasks = seeds.rng("rows").integers(0, 20, 24).astype(np.int32)
-    few, many = jax.jit(lambda *x: [_moves._sorted_rows(x[0], count, *x[1:]) for count in (20, 2**31)])(*[tasks] * 4)
-    np.testing.assert_array_equal(few.by_task, np.argsort(tasks, stable=True))
+    few, many = jax.jit(lambda x: [_state._by_task(x, count) for count in (20, 2**31)])(tasks)
+    np.testing.assert_array_equal(few[0], np.argsort(tasks, stable=True))
     chex.assert_trees_all_equal(few, many)
 
 
 def test_each_task_is_written_once(monkeypatch):
-    written, update = [], _moves.sum_tree.update
+    written, update = [], _state.sum_tree.update
 
     def recording(tree, moved, *arguments, **named):
         written.append(moved)
         return update(tree, moved, *arguments, **named)
 
-    monkeypatch.setattr(_moves.sum_tree, "update", recording)
+    monkeypatch.setattr(_state.sum_tree, "update", recording)
     rng, counts, caps = seeds.rng("written once"), np.array([4], np.int32), np.array([[1, 1]], np.int32)
 
     @jax.jit
     def move(state, task, label):
         env, known = jnp.zeros(12, jnp.int32), jnp.ones(12, bool)
-        state = _moves.move(state, jnp.array(counts), jnp.array(caps), task, env, label, known)
+        state = _state.move(state, jnp.array(counts), jnp.array(caps), task, env, label, known)
         return state, written.pop()
 
     state = jax.jit(_state.arrange, static_argnums=3)(counts, caps, np.zeros(4, np.int32), ())

@@ -1,4 +1,8 @@
-"""Later steps of an episode in a `SequenceBuffer`: their number, and draws from them.
+"""Episodes in a `SequenceBuffer`: flags of its rows, and the number of later steps, with draws from them.
+
+Without `gaps` the flag is a bool, True for the last row of an episode. With `gaps` it is 0, 1 (last of its episode) or
+GAP (not drawable). A gap is an episode by itself: the row before it is the last of its episode, and the row after it
+starts one.
 
 The end of an episode is not known when its rows are written. So each row stores the number of its episode, which never
 decreases along a stream. Bisection finds the last stored row of the same number.
@@ -12,10 +16,32 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import checks, layouts, random, ring, shown, xla
-from jaxreplay.buffers._episode_flags import is_end
 from jaxreplay.buffers._shards import whole_of
 
+GAP = 2
 DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
+
+
+def flags_of(ends: jax.Array, drawable: jax.Array | None) -> jax.Array:
+    """Flags with gaps, uint8 [T, num_envs], from `ends` and `drawable`, bool [T, num_envs] (None: all rows)."""
+    flags = ends.astype(jnp.uint8)
+    return flags if drawable is None else jnp.where(drawable, flags, jnp.uint8(GAP))
+
+
+def is_end(flags: jax.Array) -> jax.Array:
+    """True if the next row is of another episode, bool [...]."""
+    return flags if flags.dtype == jnp.bool_ else flags > 0
+
+
+def is_gap(flags: jax.Array) -> jax.Array:
+    """True if the row is not drawable, bool [...]."""
+    return jnp.zeros(flags.shape, bool) if flags.dtype == jnp.bool_ else flags == GAP
+
+
+def in_first_episode(flags: jax.Array) -> jax.Array:
+    """True for steps of sequences [B, L] in the episode of the first row, bool [B, L]."""
+    end = is_end(flags)
+    return (jnp.cumsum(end, axis=1, dtype=jnp.int32) == end.astype(jnp.int32)) & ~is_gap(flags)
 
 
 @struct.dataclass

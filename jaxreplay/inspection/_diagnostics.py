@@ -208,7 +208,7 @@ def _draws(shards: _shards.Shards, state: Any, sample: Sample) -> Numbers:
     if num_shards > 1 and (priorities := _facts.priorities_at(shards, state, sample.probabilities)) is not None:
         ranked["priority"] = priorities
     at, not_below, sums = _ranked([*ranked.values()], columns)
-    mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
+    mass = sums[1] if len(sums) > 1 else jnp.minimum(not_below[0], num_rows).astype(jnp.float32) / factor
     num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
     found = dict(zip(_facts.TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)

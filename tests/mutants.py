@@ -33,6 +33,7 @@ MORE_TESTS = {
     "__main__": ["test_main.py"],
     "__init__": ["test_imports.py"],
     "testing/_rules": ["test_testing.py"],
+    "testing/_streams": ["test_testing.py"],
     "testing/_buffers": ["test_testing.py", "buffers/test_contract.py"],
     "testing/_samplers": ["test_testing.py", "samplers/test_every_sampler.py"],
     "_common/calls": ["buffers/test_arguments.py", "buffers/test_contract.py"],

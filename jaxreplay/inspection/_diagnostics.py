@@ -197,7 +197,7 @@ def _draws(shards: _shards.Shards, state: Any, sample: Sample) -> Numbers:
     # Each row's share of the items, and of the draws if rows differ in it, up to a factor. Rows of an empty shard draw
     # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
     columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
-    factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
+    factor = num_rows.astype(jnp.float32)  # without draws 0: then `_masses` compares with NaN, and finds no mass
     if num_shards > 1 and not shards.whole._fills_rows:
         part = _facts.shares_of_draws(drawn, num_shards, filled)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)

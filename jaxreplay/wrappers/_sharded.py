@@ -151,7 +151,7 @@ class Sharded(Sized, Generic[S]):
     def _reduced(self, reduce: Callable[..., jax.Array], method: Callable[..., jax.Array], state: S, *args: Any) -> Any:
         """The results of a method of each shard, reduced by `reduce(results, axis=)`."""
         check_once(self, state)
-        return reduce(jax.vmap(lambda shard: method(shard, *args))(state), axis=-1)
+        return reduce(jax.vmap(lambda shard: method(shard, *args))(state), axis=0)
 
     @property
     def num_slots(self) -> int:

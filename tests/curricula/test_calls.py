@@ -61,6 +61,8 @@ def test_calls_are_in_place(donate):
         for call, *arguments in calls:
             after = call(state, *arguments)
             assert any(x.is_deleted() for x in jax.tree.leaves(state)) == donate
+            if donate:
+                rejects("state: was donated to an earlier call", call, state, *arguments)
             state = after[0] if isinstance(after, tuple) else after
 
 

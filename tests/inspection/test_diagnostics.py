@@ -239,11 +239,13 @@ def played(buffer, batch_size, stored, td_errors, updated, new):
 
 
 def test_counts_of_a_partly_filled_buffer_are_of_its_items():
-    """All stored items are updated; the rest of the storage is not counted."""
+    """All stored items are updated, or none is stored; the rest of the storage is not counted."""
     buffer = jr.ReplayBuffer(capacity=12, count_updates=True, donate=False)
-    for updated, never, updates in ((np.arange(8), 0.0, 5), (np.arange(8) % 3, 0.4, 8)):
-        state, drawn, exact = played(buffer, 256, np.arange(8) < 5, None, updated, np.ones(8))
-        assert_close(exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": updates / 5})
+    slots = np.arange(8)
+    for size, updated, never, updates in ((0, slots, 0.0, 0), (5, slots, 0.0, 5), (5, slots % 3, 0.4, 8)):
+        state, drawn, exact = played(buffer, 256, slots < size, None, updated, np.ones(8))
+        assert_close(exact, {"size": size, "fill": size / 12, "never_updated": never, "updates_per_item": updates / 5})
+        assert_close(drawn, {"top_1pct_mass": 0.01 * (size > 0), "top_10pct_mass": 0.1 * (size > 0)})
         atol = 0.15 * (never > 0)  # five deviations of 256 draws
         np.testing.assert_allclose(drawn["never_updated"], never, atol=atol)
     of_both = jax.jit(lambda x: jr.diagnostics(jr.Mixture(buffers=(buffer, buffer)), (x, x), jax.random.key(0)))(state)

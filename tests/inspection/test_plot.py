@@ -117,7 +117,7 @@ CASES = {
     "half empty": (lambda: sharded(ROWS[:4], SHARP, mask=FIRST_TWO, td_errors=ERRORS), TITLES),
     "mixture": (mixture, ["", PRIORITIES, MASS, WEIGHTS]),
 }
-ALWAYS = ("empty", "own sampler", "priorities of draws untold", "sharded", "half empty", "mixture")
+ALWAYS = ("empty", "no mass", "own sampler", "priorities of draws untold", "sharded", "half empty", "mixture")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in CASES])

@@ -52,6 +52,9 @@ def test_uniform_law_over_the_live_range(start, size):
     first, second = ((np.asarray(slots) - start) % 10).reshape(-1, 2).T  # neither tells of the other
     assert size == 1 or stats.chisquare(np.bincount(first * size + second, minlength=size**2)).pvalue > 1e-4
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
+    slots, probabilities = draw(jr.Uniform(replacement=False), None, seeds.key(0), 10, live(size, start))
+    assert sorted(slots[:size].tolist()) == sorted(inside.tolist())
+    np.testing.assert_allclose(probabilities, (np.arange(10) < size) / size, rtol=1e-6)
 
 
 def test_a_count_of_all_shards_stops_at_the_largest_int32():

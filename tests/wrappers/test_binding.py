@@ -110,6 +110,7 @@ def test_what_else_a_configuration_can_do():
     chex.assert_trees_all_equal(flushed, [*tracer.flush(tracing.state)[1:]])
     rejects("'NStep' object has no attribute 'push'", lambda: tracing.push(1), error=AttributeError)
     rejects("no attribute 'config'", lambda: object.__new__(type(tracing)).config, error=AttributeError)
+    rejects("no attribute '_check_state'", lambda: tracing._check_state, error=AttributeError)
     chex.assert_trees_all_equal(pickle.loads(pickle.dumps(tracing)).state, tracing.state)
 
 

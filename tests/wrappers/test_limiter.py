@@ -53,7 +53,7 @@ def test_without_a_ratio_nothing_is_counted():
     it = limiter(ratio=None)
     assert call(it, 10**9, 0)
     assert call(it, 0, 1)
-    assert (it.added, it.drawn, it.balance) == (0, 0, 0)
+    assert (it.added, it.drawn, it.balance, it.slack) == (0, 0, 0, 0)
 
 
 def test_a_block_that_adds_and_draws_counts_the_difference():

@@ -201,8 +201,14 @@ def test_a_donated_state_that_is_not_replaced_closes_it():
         assert "not replaced" in str(cause(r"by RuntimeError.*was donated and not replaced", call))
 
 
+def add_in_a_block(shared, rows):
+    with shared.state() as cell:
+        cell.state = shared.buffer.add(cell.state, rows)
+
+
+@pytest.mark.parametrize("add_to", [jr.Shared.add, add_in_a_block])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
-def test_an_error_after_the_donation_closes_it(monkeypatch, error):
+def test_an_error_after_the_donation_closes_it(monkeypatch, error, add_to):
     shared = shared_replay()
     add = jr.ReplayBuffer.add
 
@@ -211,7 +217,7 @@ def test_an_error_after_the_donation_closes_it(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(jr.ReplayBuffer, "add", consume)
-    rejects(f"^{error}$", shared.add, batch(), error=type(error))
+    rejects(f"^{error}$", add_to, shared, batch(), error=type(error))
     assert cause("sample: closed by thread", shared.sample, KEY, 4) is error
 
 

@@ -125,7 +125,7 @@ class ByPriority(Sampler[State]):
     alpha: float = _setting("alpha", "0.6", 0.6)
     beta: float | Callable[[jax.Array], Any] = checks.field(_check_beta, default=0.4)
     epsilon: float = _setting("epsilon", "1e-6", 1e-6)
-    normalize: Normalize = checks.field(checks.check_choice, "batch", "global", None, default="batch")
+    normalize: Normalize = checks.choice("batch", "global", None)
     stratified: bool = checks.field(checks.check_bool, "whether to draw from equal parts", default=True)
     floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
     max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")

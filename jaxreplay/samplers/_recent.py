@@ -59,7 +59,7 @@ class Recent(Sampler[None]):
 
     half_life: float = checks.field(checks.check_number, SHORTEST, math.inf, "an age, such as half of the capacity")
     beta: float = checks.field(checks.check_number, 0, 1, "sample(beta=) takes a traced one", default=0.0)
-    normalize: Literal["batch"] | None = checks.field(checks.check_choice, "batch", None, default="batch")
+    normalize: Literal["batch"] | None = checks.choice("batch", None)
     takes_spent: ClassVar[bool] = False
     _ages: tuple[int, float] = dataclasses.field(default=(1, 1.0), repr=False)
     fills_rows = by_age = property(lambda _: True)

@@ -323,3 +323,12 @@ def test_where_the_first_process_fails_all_do(tmp_path, name, call):
 
 def test_processes_with_nothing_to_restore(tmp_path):
     assert {*map(type, two(lambda _: jr.restore(tmp_path, None, filled(1))))} == {FileNotFoundError}
+
+
+def test_a_description_that_is_too_large_is_not_written_and_what_is_no_file_is_closed(tmp_path, monkeypatch):
+    rejects("too large a description; begin another folder", files.describe, tmp_path, {"x": 1}, 9, error=OSError)
+    assert not entries(tmp_path)
+    close, closed = os.close, []
+    monkeypatch.setattr(os, "close", lambda number: closed.append(number) or close(number))
+    rejects("is not a file", files.opened, tmp_path)
+    assert closed

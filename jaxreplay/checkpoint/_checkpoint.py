@@ -186,7 +186,8 @@ def _check(*, library: str, step: Any, config: dict, shards: dict, static: dict,
     """Raise an error if a description is not of the form that `save` writes; what a later version has added may be."""
     counts = [1 if step is None else step + 1, *shards.values()]
     is_ours = (
-        all(map(_leaves.is_record, leaves))
+        (type(library), type(leaves)) == (str, list)
+        and all(map(_leaves.is_record, leaves))
         and all(type(x) is int and x > 0 for x in counts)
         and all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
     )

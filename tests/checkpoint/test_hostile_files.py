@@ -138,6 +138,8 @@ CASES = {
     **{f"no {name}": (claims(name, value=7), DAMAGED) for name in ("config", "shards", "static", "leaves", "files")},
     **{f"step {i}": (claims("step", value=x), DAMAGED) for i, x in enumerate((ESCAPE, -1))},
     "library": (claims("library", value=ESCAPE), None),
+    "kind of library": (claims("library", value=7), DAMAGED),
+    "kind of leaves": (claims("leaves", value={}), DAMAGED),
     "value": (claims("config", "config", value=ESCAPE), "another configuration"),
     "static": (claims("static", f"a{ESCAPE}", value=1), DAMAGED),
 }

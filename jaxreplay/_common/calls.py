@@ -90,7 +90,8 @@ def _compiled(body: Any, call: Call) -> Any:
     signature = inspect.signature(body)
     first, *names = list(signature.parameters)[1:]
     handles = [number for number, name in enumerate(names) if name in HANDLES]
-    by_position, before, after = _by_position(signature, body.__name__, first), call.before, call.after
+    by_position, defaults = _by_position(signature, body.__name__, first)
+    before, after = call.before, call.after
 
     def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
         def traced(state: Any, *arguments: Any) -> Any:
@@ -109,10 +110,11 @@ def _compiled(body: Any, call: Call) -> Any:
         donating = jax.jit(program, static_argnums=static, donate_argnums=1, keep_unused=True)
 
     def dispatch(self: Any, state: Any, *arguments: Any) -> Any:
-        for number in handles:
-            if isinstance(arguments[number], np.ndarray):
-                arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
-        arguments = xla.copy_numpy(arguments)
+        if not all(map(xla.never_changes, map(type, arguments))):  # quicker than a look at leaves
+            for number in handles:
+                if isinstance(arguments[number], np.ndarray):
+                    arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
+            arguments = xla.copy_numpy(arguments)
         donate, lays_out = donates and self.donate, getattr(self, "is_sharded", False)
         # XLA logs an array that is gone before it is donated, and JAX 0.10 crashes over one on several devices.
         if lays_out or (donate and (_are_several_devices() or xla.is_tracing())):
@@ -120,7 +122,9 @@ def _compiled(body: Any, call: Call) -> Any:
             xla.explain_donated(leaves if lays_out else leaves[:1], None)
             donate = donate and _may_donate(leaves, jax.tree.leaves(arguments))
         elif donate:
-            xla.explain_donated(getattr(state, "_witness", state), None)
+            witness = getattr(state, "_witness", None)
+            if witness is None or getattr(witness, "is_deleted", bool)():
+                xla.explain_donated(state, None)
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -138,7 +142,10 @@ def _compiled(body: Any, call: Call) -> Any:
 
     @functools.wraps(body)
     def run(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
-        arguments = by_position(self, state, arguments, named)
+        if named or len(arguments) not in defaults:
+            arguments = by_position(self, state, arguments, named)
+        else:  # quicker
+            arguments += defaults[len(arguments)]
         if before is not None:
             arguments = before(self, *arguments)
         result = dispatch(self, state, *arguments)
@@ -149,8 +156,8 @@ def _compiled(body: Any, call: Call) -> Any:
     return run
 
 
-def _by_position(signature: inspect.Signature, method: str, first: str) -> Callable[..., tuple[Any, ...]]:
-    """A function that returns the arguments after the state by position, with defaults filled in."""
+def _by_position(signature: inspect.Signature, method: str, first: str) -> tuple[Callable[..., Any], dict[int, Any]]:
+    """A function that returns the arguments after the state by position; the defaults that follow n of them, by n."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
     places = {name: place for place, name in enumerate(names)}
@@ -159,8 +166,6 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
 
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         count = len(arguments)
-        if num_needed <= count <= num_positional and not named:
-            return arguments + defaults[count:]
         values, fit = [*arguments, *defaults[count:]], count <= num_positional
         for name, value in named.items():
             if fit := fit and places.get(name, -1) >= count:
@@ -179,7 +184,7 @@ def _by_position(signature: inspect.Signature, method: str, first: str) -> Calla
             raise TypeError(f"{type(self).__name__}.{method}(): {error}; it takes {takes}.") from None
         return tuple(values)
 
-    return by_position
+    return by_position, {count: defaults[count:] for count in range(num_needed, num_positional + 1)}
 
 
 @functools.cache

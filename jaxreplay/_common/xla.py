@@ -138,15 +138,22 @@ def reads_state(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+@functools.cache
+def never_changes(kind: type) -> bool:
+    """True for the type of a leaf that nobody can overwrite."""
+    return issubclass(kind, jax.Array | int | float | None)
+
+
 def copy_numpy(arguments: Any) -> Any:
     """The same pytree with copies of its NumPy arrays.
 
     A program may read its arguments after the call has returned, when the caller may already overwrite them. On a CPU,
     even `jnp.array` and `jax.device_put` may return an array in the same memory.
     """
-    if not [x for x in jax.tree.leaves(arguments) if isinstance(x, np.ndarray)]:  # quicker than `any`
+    leaves, treedef = jax.tree.flatten(arguments)
+    if not [x for x in leaves if isinstance(x, np.ndarray)]:  # quicker than `any`
         return arguments
-    return jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, arguments)
+    return treedef.unflatten([np.array(x) if isinstance(x, np.ndarray) else x for x in leaves])
 
 
 def copies_numpy(function: Callable[P, R]) -> Callable[P, R]:

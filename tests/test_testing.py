@@ -746,3 +746,17 @@ def test_what_a_stream_cannot_tell_is_not_an_error():
     assert testing.check_stream(s, s_next, ends, ends & False) == "same-step"  # a time limit reported as a termination
     fixed = np.broadcast_to(np.arange(20)[:, None] % 4, (20, 2))
     assert testing.check_stream(fixed, fixed + 1, fixed == 3, fixed < 0) == "same-step"
+    # One terminated episode of the largest length is chance, and so are terminated ones of several lengths.
+    for lengths, least, is_told in (
+        ((1, 2, 3, 4), 4, False),
+        ((1, 2, 3, 4, 4), 4, True),
+        ((1, 2, 2, 4, 4), 4, False),
+        ((1, 1, 2, 3, 4, 4), 3, False),
+    ):
+        age = np.concatenate([np.arange(1, n + 1) for n in lengths])[:, None]
+        ends = np.append(age[1:] == 1, [[True]], axis=0)
+        flags = ends & (age >= least), ends & (age < least)
+        if is_told:
+            rejects("the flags swapped", testing.check_stream, age, age + 1, *flags, error=AssertionError)
+        else:
+            testing.check_stream(age, age + 1, *flags)

@@ -136,8 +136,8 @@ def test_a_discount_that_is_mapped_gives_what_the_number_gives():
             chex.assert_trees_all_close(at(batch, valid), at(like, valid), rtol=1e-6, atol=1e-7)
 
 
-def test_a_rollout_without_steps():
-    """Emits nothing; where its end is flushed, rows as of an empty tracer."""
+def test_a_rollout_without_steps_or_with_too_few():
+    """Without steps emits nothing; where its end is flushed, rows as of an empty tracer, or of few steps."""
     steps = jax.tree.map(lambda x: x[:0], STEPS)
     for next_action in (False, True):
         spec, _ = jax.eval_shape(lambda x, a=next_action: at_once(x, n=3, gamma=0.9, next_action=a), steps)
@@ -145,6 +145,9 @@ def test_a_rollout_without_steps():
     batch, valid = at_once(steps, n=3, gamma=0.9, next_action=True, flush=True)
     assert (batch.batch_size, batch.S["x"].shape, valid.shape) == (6, (6, 2), (6,))
     assert not np.asarray(valid).any()
+    two = jax.tree.map(lambda x: x[:2], STEPS)
+    rejects("n=3: got a rollout of 2 steps, expected at least 3; .* or flush=True", at_once, two, n=3, gamma=0.9)
+    assert np.asarray(at_once(two, n=3, gamma=0.9, flush=True)[1]).sum() == 4  # of two environments
 
 
 @pytest.mark.versions

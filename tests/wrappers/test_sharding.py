@@ -237,6 +237,8 @@ def test_errors_name_what_is_wrong():
     rejects("td_errors: got float", sharded.update, state, np.arange(8), np.ones(4))
     rejects(r"^indices: got float(32|64)\[8\], expected a", sharded.set, state, np.ones(8), items(np.arange(8)))
     rejects("batch_size=2147483648: must be an integer from 0 to 24", sharded.can_sample, state, 2**31)
+    wider = jr.Sharded(buffer=jr.ReplayBuffer(capacity=32), mesh=four)
+    rejects("capacity=8: this state has a leading axis of 6", wider.sample, state, jax.random.key(0), 8)
     rejects(r"2 shards: this state has .* \[4\]", over_devices(buffer, 2).sample, state, jax.random.key(0), 8)
     rejects("state: got dict, .* as init of Sharded returns it", sharded.sample, ITEMS, jax.random.key(0), 8)
     rejects("capacity=24: this state has a leading axis of 4", buffer.sample, state, jax.random.key(0), 8)

@@ -47,12 +47,16 @@ def test_spent_items_stay_spent_and_priorities_are_clipped_for_the_new_capacity(
     old = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), max_uses=1)
     new = over_devices(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=2.0, epsilon=0.0), max_uses=1), 2)
     state = old.add(old.init(items(np.zeros(8))), items(np.arange(8)), td_errors=np.full(8, 1e30, np.float32))
-    moved = jr.migrate(old, old.update(state, np.array([0, 7]), np.ones(2)), new)
+    state = old.update(state, np.array([0, 7]), np.ones(2))
+    moved = jr.migrate(old, state, new)
     assert int(new.size(moved)) == 3
     leaves = np.asarray(moved.sampler.tree.sums[-1])
     np.testing.assert_array_equal(leaves > 0, moved.uses.unspent.sums[-1] > 0)
     np.testing.assert_allclose(leaves[leaves > 0], np.full(3, 2.0**62), rtol=1e-5)
     assert int(new.size(new.add(moved, items(np.arange(4))))) == 4
+    without = jr.ReplayBuffer(capacity=8, sampler=old.sampler)  # where they are as new
+    found = jr.migrate(old, state, without)
+    np.testing.assert_allclose(without.priorities(found, np.arange(8)), np.full(8, 2.0**60), rtol=1e-5)
 
 
 def test_items_of_every_dtype_move():

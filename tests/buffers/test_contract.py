@@ -205,6 +205,17 @@ def places(state):
     return [part.data.unsafe_buffer_pointer() for x in arrays for part in x.addressable_shards]
 
 
+class Anew(jr.Prioritized):
+    def cleared(self, state, capacity):
+        return self.init(capacity)
+
+
+def test_arrays_that_are_replaced_unread_are_donated_too():
+    buffer = jr.ReplayBuffer(capacity=8, sampler=Anew())
+    buffer.clear(state := buffer.init(items(4)))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_eager_calls_donate_and_keep_the_storage_in_place(name):
     (buffer, shape), key = CONTRACTS[name], jax.random.key(0)

@@ -233,7 +233,7 @@ class Mixture(Sized):
         shares, normalize = self.shares or (), normalization_of(self.buffers)
         rows = [num_rows(buffer, x.probabilities) for buffer, x in zip(self.buffers, drawn, strict=True)]
         scales = [jnp.asarray(share * batch_size / n, jnp.float32) for share, n in zip(shares, rows, strict=True)]
-        # Computed once: the comparison with the largest below needs the very same bits.
+        # A GPU computes them once: the comparison with the largest below needs the very same bits.
         weights = xla.read_once([x.weights for x in drawn])
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
         largest = jnp.ones((), jnp.float32)

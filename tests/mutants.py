@@ -41,6 +41,8 @@ MORE_TESTS = {
     "_common/random": ["buffers/test_contract.py"],
     "_common/signals": ["wrappers/test_interrupts.py"],
     "_common/checks": ["test_wrong_use.py", "buffers/test_arguments.py"],
+    "transitions/_batch": ["buffers/test_replay_buffer.py"],
+    "samplers/_base": ["buffers/test_arguments.py"],
 }  # of modules without a folder, or of which only their users tell
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}

@@ -540,7 +540,7 @@ FAULTS = {  # the rule that each breaks, and no other
     "RANGES: weight of the first row": weighed(
         None, lambda right, p, live: right(live).at[0].set(jnp.nan if len(p) == 8 else right(live)[0])
     ),
-    "LIVE: empty slot drawn": dead(lambda live: (live.size == live.capacity - 1) & (live.axis_name is None)),
+    "LIVE: empty slot drawn": dead(lambda live: (live.start == 2) & (live.axis_name is None)),
     "LIVE: restrict ignored": {
         "restrict": lambda right, s, live: right(s, live.replace(start=0 * live.start, size=live.start + live.size))
     },
@@ -579,6 +579,7 @@ FAULTS = {  # the rule that each breaks, and no other
     "AGREE: priorities_at of others": {"priorities_at": lambda right, *x: 1.01 * right(*x)},
     "WEIGHTS: a smaller beta": weighed(1.0, lambda right, p, live: right(live, beta=1.0 if live.axis_name else 0.99)),
     "WEIGHTS: of one shard": weighed(1.0, lambda right, p, live: right(live, beta=0.99 if live.axis_name else 1.0)),
+    "WEIGHTS: probabilities of a shard": weighed(None, lambda right, p, live: right(live) * (1 + (not live.axis_name))),
     "WEIGHTS: weights with beta 0": weighed(0.0, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
     "WEIGHTS: weights that rise": weighed(None, lambda right, p, live: jnp.where(p > 0, p**0.01, 0.0)),
     "OTHERS: neighbour changed": {"update": nudge},

@@ -19,7 +19,10 @@ IGNORED = "slots out of range and masked rows change nothing"
 LAST = "the last TD error of a repeated slot counts, on every backend"
 SOME = "something is drawn while a slot is live, whatever the TD errors were"
 EVERY = "every live slot is drawn"
-WEIGHTS = "weights equalize the draws with beta=1, are equal with beta=0, and never rise with the probability"
+WEIGHTS = (
+    "weights equalize the draws with beta=1, are equal with beta=0, never rise with the probability, and are the same "
+    "in one buffer and in shards that each hold the same items"
+)
 AGREE = "priorities and masses agree with the draws"
 RESTRICTED = "restrict keeps the ratios of the probabilities"
 OTHERS = "an update of a slot keeps the ratios of the other probabilities"

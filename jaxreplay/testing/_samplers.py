@@ -267,15 +267,18 @@ def _check_cleared(runs: _SamplerRuns, state: Any) -> None:
 
 
 def _check_shards(runs: _SamplerRuns, state: Any) -> None:
-    """Draw from two shards of different size and content, with slots 0 and 1 alike."""
+    """Draw from two shards of different size and content, with slots 0 and 1 alike; and from two that are alike."""
     shards, empty = [], runs.sampler.init(runs.capacity)
     for size, scale in ((runs.capacity - 1, 1.0), (runs.capacity // 2 + 1, 0.1)):
         slots, live = runs.slots[:size], runs.range(0, size, "shards")
         td_errors = 1 + scale * np.where(slots == 1, 0, slots)
         shards.append(runs.given(empty, slots, td_errors, new=slots, then=(0,), live=live))
     draws = jax.device_get(runs.mapped(*_stacked(*shards))[1])
+    alike = runs.given(state, live=runs.range(0, runs.capacity - 1, "shards"))
+    of_one, of_both = runs.draws(state).weights, jax.device_get(runs.mapped(*_stacked(alike, alike))[1]).weights
     with runs.rule(rules.WEIGHTS):
         _check_full_weights(draws)
+        np.testing.assert_allclose(of_both, np.stack([of_one] * 2, axis=1), rtol=0.05)
     with runs.rule(rules.SHARDS):
         np.testing.assert_allclose(*draws.priorities[:, :2], rtol=1e-5)
         if not runs.sampler.by_rank:

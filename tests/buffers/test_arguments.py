@@ -297,6 +297,9 @@ def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like
         value = int(number)
         if like is np and not 1 <= value < 2**31:  # refused, where the value is at hand
             rejects(r"max_age=.*: must be an integer from 1 to 2147483647", draws, state, number)
+            if value != 0:
+                message = r"step=.*: must be an integer from 0 to 2147483647"
+                rejects(message, BUFFER.epoch, state, key, 2, step=number)
             continue
         check(value, *draws(state, like.asarray(number)[()]))
         taken.append(number)

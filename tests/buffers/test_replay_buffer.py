@@ -158,6 +158,7 @@ def test_other_wrong_arguments():
         rejects(r"td_errors: got .*, expected one number for each", buffer.update, state, numbers(0, 2), td_errors)
     stacked = jax.tree.map(lambda x: np.stack([x] * 3), jax.device_get(state))
     rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.sample, stacked, key, 2)
+    rejects("capacity=9: this state has a leading axis of 8", jr.ReplayBuffer(capacity=9).sample, state, key, 2)
     rejects(r"a batch of items holds no arrays", buffer.init, {})
 
 

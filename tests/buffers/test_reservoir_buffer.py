@@ -64,11 +64,13 @@ def test_draws_are_exact_whatever_the_count(count):
     full = np.int32(min(count, capacity))
     fill = ring.init(capacity).replace(inserted=full, size=full)
     slots = slots_of(fill, words(count), numbers(1, rows), key)
-    expected = []
+    counts, expected = [min(count + row + 1, 2**64 - 1) for row in range(rows)], []
     for row, bits in enumerate(draws_of(key, rows)):
-        slot = bits * min(count + row + 1, 2**64 - 1) >> 64
+        slot = bits * counts[row] >> 64
         expected.append(row + count if row + count < capacity else min(slot, capacity))
     np.testing.assert_array_equal(slots, expected)
+    found = np.stack(_reservoir._plus(words(count), numbers(1, rows)), axis=1)
+    np.testing.assert_array_equal(found, [*map(words, counts)])
 
 
 # --- memory, and what it costs

@@ -90,6 +90,10 @@ def test_a_spent_item_that_revives_gets_the_largest_priority():
     assert plain.priorities(moved, plain.newest(moved, 8)).tolist() == [7, 7, 2, 7, 4, 5, 6, 7]
 
 
+def test_a_buffer_that_only_counts_keeps_no_tree_of_what_is_unspent():
+    assert jax.eval_shape(jr.ReplayBuffer(capacity=4, count_updates=True).init, np.zeros(1)).uses.unspent is None
+
+
 @pytest.mark.versions
 def test_errors():
     for make in (jr.ReplayBuffer, jr.ReservoirBuffer):

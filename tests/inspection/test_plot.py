@@ -133,6 +133,7 @@ def test_every_buffer(name):
             assert [patch.get_data().values.sum() for patch in ax.patches] == pytest.approx([1, 1])
         if title == MASS:
             assert ax.lines[1].get_xydata().tolist() == [[0, 0], [1, 1]]  # uniform
+            assert ax.lines[0].get_ydata()[-1] == pytest.approx(1)
     if name == "own sampler":
         _, drawn = (patch.get_data().values for patch in figure.axes[0].patches)
         assert drawn.tolist() == [0, 0, 0, 1]  # the oldest

@@ -37,7 +37,7 @@ def variants(kind):
         yield from (make(kind, **{field.name: choice}) for choice in choices if choice != field.default)
 
 
-FADING = jr.Prioritized(half_life=5.0)
+FADING = jr.Prioritized(half_life=5.0, normalize=None)
 SAMPLERS = [*map(make, CLASSES), FADING]
 VARIANTS = [*(sampler for kind in CLASSES for sampler in variants(kind)), FADING]
 each = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

@@ -271,9 +271,11 @@ def test_fading_leaves_in_a_tree_of_another_fanout(before, after, streams):
             slots = sum_tree.find(part, sum_tree.total(part) * jnp.float32([0.3, 0.7]))
             return sum_tree.total(part), sum_tree.minimum(part), slots
 
-        return one, other, jax.vmap(lambda tree: jax.vmap(lambda size: ends(tree, size))(sizes))(other)
+        whole = jax.vmap(lambda tree: (sum_tree.total(tree), sum_tree.minimum(tree)))(other)
+        return one, other, whole, jax.vmap(lambda tree: jax.vmap(lambda size: ends(tree, size))(sizes))(other)
 
-    one, other, (totals, minima, slots) = jax.device_get(run(leaves))
+    one, other, whole, (totals, minima, slots) = jax.device_get(run(leaves))
+    np.testing.assert_allclose(whole, (totals[:, -1], minima[:, -1]), rtol=1e-5)
     for k, half_life in enumerate((0.5, 20.0)):
         assert at(other, k).fanout == after
         check_tree(at(one, k))

@@ -12,6 +12,7 @@ import pytest
 from helpers import big_copies, compiled, items, mesh, numbers, over_devices, rarely, rejects, run_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh
 
 import jaxreplay as jr
 
@@ -225,6 +226,19 @@ def test_meshes_of_other_devices_are_refused(second):
     sources = [jr.Sharded(buffer=REPLAY(capacity=8), mesh=mesh(4, devices[its])) for its in (slice(0, 2), second)]
     message = r"Sharded over axes and devices \[\({'data': 2}, \[0, 1\]\).*\]; give all of them one mesh"
     rejects(message, jr.Mixture, buffers=sources)
+
+
+def test_meshes_of_other_explicit_axes_are_refused():
+    """Of automatic axes the devices alone count."""
+
+    def sources(kind):
+        devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
+        meshes = mesh(4, kind=kind), Mesh(devices, ("data", "model"), axis_types=(kind,) * 2)
+        return [jr.Sharded(buffer=REPLAY(capacity=8), mesh=its) for its in meshes]
+
+    message = r"axes and devices .*{'data': 4}.*{'data': 2, 'model': 2}.*; give all of them one mesh"
+    rejects(message, jr.Mixture, buffers=sources(AxisType.Explicit))
+    jr.Mixture(buffers=sources(AxisType.Auto))
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -72,13 +72,6 @@ def room(buffer: Any) -> int:
     return sum(whole_of(source).num_slots for source in getattr(buffer, "buffers", (buffer,)))
 
 
-def unnormalized(buffer: Any) -> Any:
-    """The same buffer without normalization of weights; it has the same states."""
-    whole = whole_of(buffer)
-    changed = dataclasses.replace(whole, sampler=whole.sampler.unnormalized())
-    return changed if whole is buffer else dataclasses.replace(buffer, buffer=changed)
-
-
 @functools.cache
 def part_of(buffer: Any, num_shards: int, axis_name: str | None = None) -> Any:
     """The configuration of one of `num_shards` shards; a `ValueError` if the buffer's size is not a multiple of it."""

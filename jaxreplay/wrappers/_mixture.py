@@ -32,7 +32,7 @@ from jaxreplay._common.calls import forwarded
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
-from jaxreplay.buffers._shards import shards_of, unnormalized, whole_of
+from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.buffers._state import Sized
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._sharded import Sharded
@@ -61,6 +61,13 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
         places = [(dict(mesh.shape), [device.id for device in mesh.devices.flat]) for mesh in found]
         raise ValueError(f"buffers: got Sharded over axes and devices {places}; give all of them one mesh.")
     return tuple(buffers)
+
+
+def _unnormalized(buffer: Any) -> Any:
+    """The same buffer without normalization of weights; it has the same states."""
+    whole = whole_of(buffer)
+    changed = dataclasses.replace(whole, sampler=whole.sampler.unnormalized())
+    return changed if whole is buffer else dataclasses.replace(buffer, buffer=changed)
 
 
 def _reject_empty(_: Any, state: Any, drawn: Sample) -> Sample:
@@ -214,7 +221,7 @@ class Mixture(Sized):
         """
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
-            buffers = tuple(map(unnormalized, buffers))
+            buffers = tuple(map(_unnormalized, buffers))
         drawn = []
         for k, rows in enumerate(self._parts(batch_size)):
             sample: Any = buffers[k].sample

@@ -91,6 +91,7 @@ def test_what_was_added_is_loaded_bit_for_bit(tmp_path, part_bytes):
     for name, x in {"ends": ends, "observation.1": rows["observation"][1].view(np.uint16)}.items():
         assert np.array_equal(np.concatenate([part[name] for part in parts]), x)
     assert all(sum(x.nbytes for x in part.values()) <= part_bytes or len(part["ends"]) == 1 for part in parts)
+    assert all(len(part["ends"]) for part in parts[1:])
     resumed = every.sum(1).cumsum()
     ends[resumed[:-1] - 1] = True
     expected = jr.datasets.Steps(rows | {"named": rows["named"]._asdict()}, ends)

@@ -79,6 +79,15 @@ def test_all_items_have_priority_1_with_alpha_0():
     assert sampler.priorities(state, slots).tolist() == [1, 1, 0, 0]
 
 
+def test_a_new_row_that_is_no_item_teaches_nothing():
+    """Of a slot that may not be drawn, of none, and of one behind the last."""
+    sampler, slots = jr.Prioritized(epsilon=0.0), np.array([0, 1, 2, -1, 8], np.int32)
+    told = {"td_errors": np.array([2.0, 99.0, np.inf, np.inf, 99.0], np.float32)}
+    state = sampler.insert(sampler.init(8), slots, ~np.isin(slots, (1, 2)), **told)
+    assert (state.max_priority, state.rejected) == (2, 0)
+    assert np.flatnonzero(leaves_of(state.tree)).tolist() == [0]
+
+
 @pytest.mark.parametrize("value", [np.nan, -1.0])
 @pytest.mark.parametrize("name", ["alpha", "epsilon", "floor"])
 def test_a_setting_that_is_nan_or_negative_is_told_and_draws_stay_valid(name, value):

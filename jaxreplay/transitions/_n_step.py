@@ -266,9 +266,8 @@ class NStep(metaclass=shown.Kind):
         """
         window = len(state.steps.mask)
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
-        # Row 0 is empty, or holds a step whose transition has been emitted.
-        pending = (starts >= window - state.count) & (starts > 0)
-        first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
+        # Row 0 is empty, or holds a step whose transition has been emitted. The mask of an empty row is False.
+        first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(starts > 0, window - starts, 0)
         batch = _windows.transitions(self, state.steps, first, count, _windows.lags_if_few(window, first), None, gamma)
         batch = layouts.merge_axes(batch)
         return jax.tree.map(jnp.zeros_like, state), batch, batch.valid

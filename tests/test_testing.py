@@ -723,7 +723,7 @@ def test_a_stream_is_right_and_every_fault_of_it_is_named(autoreset):
     def wrong(message, **changed):
         rejects(message, check, error=AssertionError, **changed)
 
-    assert check() == autoreset
+    assert check() == check(s_next=np.where(resets, -1.0, s_next)) == autoreset
     trees = [{"a": x[..., None], "b": jnp.array(x)} for x in (s, s_next)]
     assert check(*trees, truncated=truncated * 1) == autoreset
     wrong(rf"{WITHIN}.*\[\[[0-9]+, [01]\]\], \[time, env\]", truncated=none)

@@ -90,7 +90,7 @@ def curve(shards: _shards.Shards, state: Any, sample: Sample) -> tuple[jax.Array
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
     mass = shares_of_draws(drawn, num_shards, filled)
     probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
-    items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
+    items = mass / jnp.where(probability > 0, probability, 1.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
     return tuple(jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
 

@@ -64,9 +64,8 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
 
 
 def priority_of(leaf: jax.Array, alpha: jax.Array) -> jax.Array:
-    """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; 1 with alpha 0."""
-    exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
-    return jnp.where(leaf > 0, leaf**exponent, 0.0)
+    """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; with alpha 0 the leaf, which is 1."""
+    return jnp.where(leaf > 0, leaf ** (1 / jnp.where(alpha > 0, alpha, 1.0)), 0.0)
 
 
 def _of_all_shards(states: State, name: str) -> float:

@@ -217,13 +217,16 @@ READS = [name for name, call in CALLS.items() if call.rows in (("indices",), ("s
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_argument_that_is_given_twice_is_an_error(name):
+def test_an_argument_that_is_missing_or_given_twice_is_an_error(name):
     """By position and by name, of every method, also where the two are the same."""
     state, parameters = stored(), [*inspect.signature(getattr(BUFFER, name)).parameters.values()][1:]
     names = [x.name for x in parameters if x.kind is not x.KEYWORD_ONLY]
     key = jax.random.key(0)
     right = {"key": key, "batch_size": 2, "n": 2, "items": np.arange(3), "values": np.arange(2.0)}
     given = [right.get(x, np.arange(2)) for x in names]
+    for count, missing in enumerate(x.name for x in parameters if x.default is x.empty):
+        message = f"{name}.*missing a required argument: '{missing}'"
+        rejects(message, getattr(BUFFER, name), state, *given[:count], error=TypeError)
     for count in range(1, len(names) + 1):
         for again in names[:count]:
             rest = dict(zip(names[count:], given[count:], strict=True)) | {again: given[names.index(again)]}
@@ -292,6 +295,7 @@ def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like
         np.testing.assert_array_equal(np.unique(ages), np.arange(min(value, 4)) if value > 0 else [-1])
         np.testing.assert_array_equal(indices, passes.get(value, [-1, -1]))
 
+    rejects(r"max_age: got float.*, expected an int32\[\]", BUFFER.sample, state, key, 2, max_age=like.asarray(2.0))
     taken = []
     for number in np.asarray(numbers):
         value = int(number)

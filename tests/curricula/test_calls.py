@@ -1,4 +1,4 @@
-"""All calls of each curriculum, traced: their types are stable, and nothing is promoted. Settings that are refused."""
+"""All calls of each curriculum, traced: types are stable, nothing is promoted, each key serves once. Wrong settings."""
 
 import functools
 
@@ -19,11 +19,12 @@ CURRICULA = [
 
 
 def calls_of_tasks(tasks, state, key):
+    key, again = jax.random.split(key)
     drawn, _ = tasks.sample(state, key, 5)
     state, kept = tasks.update(state, drawn, np.ones((5, 2), np.float32), mask=np.ones(5, bool))
     state = tasks.remap(state, "abcdefg", "gfedcba")
     if isinstance(tasks, jr.DifficultyPools):
-        state = tasks.reset_metrics(tasks.recycle(state, key, easy_fraction=0.5, hard_fraction=0.5))
+        state = tasks.reset_metrics(tasks.recycle(state, again, easy_fraction=0.5, hard_fraction=0.5))
         own = tasks.pool_of(state), tasks.order(state)
     else:
         own = tasks.probabilities(state)
@@ -31,21 +32,23 @@ def calls_of_tasks(tasks, state, key):
 
 
 def calls_of_levels(levels, state, key):
-    ends, ones = np.ones((3, 4), bool), np.ones((3, 4), np.float32)
+    (key, again), ends, ones = jax.random.split(key), np.ones((3, 4), bool), np.ones((3, 4), np.float32)
     scores = jr.scores.positive_value_loss(ones, ends) + jr.scores.max_monte_carlo(ones, ends, np.ones(4, np.float32))
     state, slots = levels.insert(state, np.arange(4, dtype=np.int8), scores)
     state, drawn, items = levels.sample(levels.update(state, slots, scores), key, 5)
-    return state, (items, levels.get(state, drawn), levels.metrics(state), levels.replay(state, key))
+    return state, (items, levels.get(state, drawn), levels.metrics(state), levels.replay(state, again))
 
 
 @pytest.mark.parametrize("curriculum", CURRICULA)
-def test_types_are_stable_and_nothing_is_promoted(curriculum):
+def test_types_are_stable_and_nothing_is_promoted_or_drawn_twice(curriculum):
     is_of_levels = isinstance(curriculum, jr.Levels)
     calls = functools.partial(calls_of_levels if is_of_levels else calls_of_tasks, curriculum)
     with strict():
         state = jax.eval_shape(curriculum.init, *[np.int8(0)] * is_of_levels)
         new, _ = jax.eval_shape(calls, state, jax.eval_shape(lambda: jax.random.key(0)))
     assert types(new) == types(state)
+    with jax.debug_key_reuse(True):
+        jax.jit(calls).trace(state, jax.random.key(0))
 
 
 @pytest.mark.parametrize("donate", [True, False])

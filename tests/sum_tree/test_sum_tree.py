@@ -107,8 +107,9 @@ def test_a_tree_restricted_to_a_run_is_one_whose_other_leaves_are_empty(fanout, 
 
     @jax.vmap
     def look(start, size):
-        restricted = sum_tree.restrict(written(leaves, fanout=fanout, track_minimum=True), start, size)
-        return sum_tree.total(restricted), sum_tree.minimum(restricted), sum_tree.find(restricted, prefixes)
+        both = [written(leaves, fanout=fanout, track_minimum=tracks) for tracks in (True, False)]
+        restricted, plain = (sum_tree.restrict(tree, start, size) for tree in both)
+        return sum_tree.total(restricted), sum_tree.minimum(restricted), sum_tree.find(plain, prefixes)
 
     totals, minima, found = jax.device_get(run_once(look)(*np.array(runs, np.int32).T))
     for (start, size), total, minimum, slots in zip(runs, totals, minima, found, strict=True):
@@ -256,7 +257,9 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
 @pytest.mark.parametrize(("before", "after", "streams"), [(2, 128, 3), (64, 8, 1), (8, 3, 3)])
 def test_fading_leaves_in_a_tree_of_another_fanout(before, after, streams):
     """Those of a run too, of two shards that differ in the newest leaf and the half-life."""
-    leaves, sizes = seeds.rng(1).exponential(size=150).astype(np.float32), np.int32([1, 6, 100, 150])
+    leaves = seeds.rng(1).exponential(size=150).astype(np.float32)
+    leaves[60 if streams == 1 else 149 :] = 0  # so old ones that their minimum, if it faded, would be the smallest
+    sizes = np.int32([1, 6, 100, 150])
 
     @jax.jit
     @jax.numpy_rank_promotion("raise")

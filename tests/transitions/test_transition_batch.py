@@ -36,6 +36,7 @@ def test_from_single_type_errors():
         (r"logp=0.1: a log-propensity is a number at most 0", "logp", 0.1),
         (r"logp=None", "logp", None),
         (r"logp='x'", "logp", "x"),
+        (r"logp=\[-1.0\]", "logp", [-1.0]),
         (r"logp_next=1.0", "logp_next", 1.0),
         (r"gamma=1.1: a discount is a number in \[0, 1\]", "gamma", 1.1),
         (r"gamma=-0.1", "gamma", -0.1),

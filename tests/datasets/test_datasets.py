@@ -94,6 +94,7 @@ def test_padding_leaves_no_step_undrawn():
     assert len(steps.ends) - length == np.flatnonzero(plain.rows["step"])[-1]  # the last start, and no more
     assert plain.padded(2).ends.shape == plain.padded(1).ends.shape == plain.ends.shape
     assert plain.padded(100).ends.shape == (len(plain.ends) + 98, 1)
+    rejects("sequence_length=2147483648: must be an integer from 1", plain.padded, 2**31)
     old, new = plain.rows, steps.rows  # the last row of the last episode is now the last that was added
     np.testing.assert_array_equal(steps.ends, np.append(plain.ends[:-1], [[False], [False], [False], [True]], axis=0))
     np.testing.assert_array_equal(new["step"], np.append(old["step"], np.zeros((3, 1), bool), axis=0))

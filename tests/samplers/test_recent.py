@@ -10,6 +10,7 @@ from scipy import stats
 
 import jaxreplay as jr
 from jaxreplay._common.ring import Live
+from jaxreplay.samplers import _recent
 
 DRAWS = 2**17
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
@@ -67,6 +68,15 @@ def test_the_newest_and_the_oldest_of_very_many_have_the_law():
         assert len(near) > 2**11
         assert stats.chisquare(np.bincount(near % 8, minlength=8)).pvalue > 1e-4
         assert stats.chisquare(np.bincount(near >> 17, minlength=8)).pvalue > 1e-4
+
+
+def test_an_age_that_few_draws_have_is_as_precise(monkeypatch):
+    """By random bits of which the first 40 are ones: a float32 has no such number below 1."""
+    words = np.array([[2**32 - 1, 0], [2**32 - int(2**23.5), 2**31]], np.uint32)
+    monkeypatch.setattr(_recent.random, "random_bits", lambda *_: words)
+    sampler, live = jr.Recent(half_life=1.0), Live(np.int32(0), np.int32(1000), capacity=1000)
+    slots, _ = sampler.sample(None, None, 1, live)
+    assert slots.tolist() == [999 - 40]
 
 
 @pytest.mark.parametrize("normalize", [None, "batch"])

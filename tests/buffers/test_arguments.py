@@ -225,7 +225,7 @@ def test_an_argument_that_is_missing_or_given_twice_is_an_error(name):
     right = {"key": key, "batch_size": 2, "n": 2, "items": np.arange(3), "values": np.arange(2.0)}
     given = [right.get(x, np.arange(2)) for x in names]
     for count, missing in enumerate(x.name for x in parameters if x.default is x.empty):
-        message = f"{name}.*missing a required argument: '{missing}'"
+        message = f"{name}.*missing a required( keyword-only)? argument: '{missing}'"
         rejects(message, getattr(BUFFER, name), state, *given[:count], error=TypeError)
     for count in range(1, len(names) + 1):
         for again in names[:count]:

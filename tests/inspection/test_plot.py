@@ -134,6 +134,7 @@ def test_every_buffer(name):
         if title == MASS:
             assert ax.lines[1].get_xydata().tolist() == [[0, 0], [1, 1]]  # uniform
             assert ax.lines[0].get_ydata()[-1] == pytest.approx(1)
+            assert np.isfinite(ax.lines[0].get_xdata()).all()  # also of rows that hold no item
     if name == "own sampler":
         _, drawn = (patch.get_data().values for patch in figure.axes[0].patches)
         assert drawn.tolist() == [0, 0, 0, 1]  # the oldest

@@ -258,7 +258,7 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
 def test_fading_leaves_in_a_tree_of_another_fanout(before, after, streams):
     """Those of a run too, of two shards that differ in the newest leaf and the half-life."""
     leaves = seeds.rng(1).exponential(size=150).astype(np.float32)
-    leaves[60 if streams == 1 else 149 :] = 0  # so old ones that their minimum, if it faded, would be the smallest
+    leaves[60 if streams == 1 else 149 :] = 0  # old nodes without a leaf, whose minimum must not fade
     sizes = np.int32([1, 6, 100, 150])
 
     @jax.jit
